@@ -34,6 +34,7 @@ from fairseq_plugins.decoding.engine.native.model import NativeWeights
 from fairseq_plugins.decoding.engine.weights import Precision
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec
+from fairseq_plugins.decoding.sampling import Sampling
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.search.rules import Rule, exact
 from fairseq_plugins.decoding.state import DecodingState, Draft
@@ -258,7 +259,7 @@ def decode(
 def decode_all(
     models: list[nn.Module],
     task: SpecDecTask,
-    samples: list[dict[str, Any]],
+    batches: list[dict[str, Any]],
     method: Options | Drafter | Method,
     model: BlockNat | None = None,
     rule: Rule = exact,
@@ -268,13 +269,13 @@ def decode_all(
     """Decode batches one after the other with one generator; return hypotheses and statistics.
 
     Args:
-        samples: fairseq batches.
+        batches: fairseq batches.
         models, task, method, model, rule, engine: as for `make_generator`.
         options: as for `fairseq_greedy`.
     """
     per_batch = _per_batch(options)
     generator, stats = make_generator(models, task, method, model, rule, engine, **options)
-    output = [hypotheses for sample in samples for hypotheses in generator.generate(models, sample, **per_batch)]
+    output = [hypotheses for sample in batches for hypotheses in generator.generate(models, sample, **per_batch)]
     return output, stats.recorded
 
 
@@ -286,6 +287,7 @@ def make_generator(
     rule: Rule = exact,
     engine: Engine | NativeWeights | None = None,
     trace: TraceWriter | None = None,
+    sampling: Sampling | None = None,
     **options: Any,
 ) -> tuple[DraftVerifyGenerator, "RecordedStats"]:
     """Return one of our generators, and its statistics.
@@ -298,6 +300,7 @@ def make_generator(
         rule: acceptance rule for a given drafter.
         engine: engine of the loop in PyTorch, or weight format of the compiled kernels (default: the fastest backend).
         trace: records every iteration.
+        sampling: draws one output for each sentence, or as many as `samples`.
         options: as for fairseq's generator.
     """
     temperature = options.get("temperature", 1.0)
@@ -308,7 +311,7 @@ def make_generator(
         if isinstance(method, Options):
             context = method.context(models, model, task, engine, temperature, beam)
             # As the task does with --trace-file.
-            context = replace(context, is_traced=trace is not None)
+            context = replace(context, is_traced=trace is not None, sampling=sampling)
             context = replace(context, no_repeat_ngram_size=options.get("no_repeat_ngram_size", 0))
             return choose_backend(spec, method.options, context, trace, active)
         if isinstance(method, Method):
@@ -317,6 +320,8 @@ def make_generator(
         verifier = Verifier(models, operations, temperature)
         return TorchBackend(Method(verifier, method, GreedySearch(rule)), trace=trace, active_sentences=active)
 
+    if sampling is not None:
+        options = {"samples": 1, **options}
     stats = RecordedStats()
     spec = method.spec if isinstance(method, Options) else methods.find("gad")
     generator = DraftVerifyGenerator(

@@ -66,6 +66,7 @@ class DecoderOptions(TypedDict, total=False):
     no_cuda_graphs: bool
     no_packed_weights: bool
     preset: Literal["none", "high-quality", "high-efficiency"]
+    seed: int
     tau: float
     top_beta: int
 

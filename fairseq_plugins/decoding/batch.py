@@ -61,6 +61,8 @@ class Batch:
         )
         if beam is not None:
             self.state.beams = Beams.begin(beam, 0, self.state.tokens)
+        if "noise_keys" in sample:
+            self.state.noise_keys = sample["noise_keys"][:0]
         # For every sentence the number of tokens that each iteration emitted, and its ended outputs.
         self.emitted: list[list[int]] = [[] for _ in range(size)]
         self.outputs: list[list[Hypothesis]] = [[] for _ in range(size)]
@@ -97,6 +99,10 @@ class Batch:
         state.host_ended = state.host_ended + [False] * count
         if state.beams is not None:
             state.beams = state.beams.concat(Beams.begin(self.beam, len(sentences), tokens))
+        if state.noise_keys is not None:
+            keys = self.sample["noise_keys"]
+            added = keys if len(sentences) == len(keys) else keys[from_host(sentences, keys.device)]
+            state.noise_keys = torch.cat([state.noise_keys, added])
 
     def retire(self, advance: Advance | BeamAdvance, method: Method) -> None:
         """Record the emitted tokens; remove finished sentences from the batch, the drafter and the verifier.
@@ -140,6 +146,7 @@ class Batch:
             rows = state.ended.argsort(stable=True)[: len(remaining)]
         state.ended, state.host_ended = None, [False] * len(remaining)
         state.tokens, state.lengths, state.log_probs = state.tokens[rows], state.lengths[rows], state.log_probs[rows]
+        state.noise_keys = None if state.noise_keys is None else state.noise_keys[rows]
         state.host_lengths = [state.host_lengths[row] for row in remaining]
         state.sentences = [state.sentences[row] for row in remaining]
         if state.beams is not None:

@@ -1,5 +1,6 @@
 """fairseq's generation options: length limits, unknown-word penalty, given prefixes; and options that are refused."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,11 +62,17 @@ class Constraints:
             return is_forbidden
         return is_forbidden & (position >= min(self.prefix.size(1), self.max_len))
 
-    def best(self, logits: Tensor, eos_forbidden: Tensor | None, eos_forced: Tensor | None) -> Tensor:
+    def best(
+        self,
+        logits: Tensor,
+        eos_forbidden: Tensor | None,
+        eos_forced: Tensor | None,
+        choose: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
         """Return the allowed tokens [B, T] with the highest logits [B, T, V], which are unchanged afterwards.
 
         The masks are those of `eos_masks`. Logits have the argmax of log-probabilities unless rounding makes two
-        log-probabilities equal.
+        log-probabilities equal. `choose` replaces the argmax.
         """
         penalised = [self.unk] if self.unk_penalty else []
         changed = {self.pad, *penalised, *([self.eos] if eos_forbidden is not None else [])}
@@ -76,7 +83,7 @@ class Constraints:
             logits.select(2, self.unk).sub_(self.unk_penalty)
         if eos_forbidden is not None:
             logits.select(2, self.eos).masked_fill_(eos_forbidden, -torch.inf)
-        best = logits.argmax(-1)
+        best = logits.argmax(-1) if choose is None else choose(logits)
         for token, values in before.items():
             logits.select(2, token).copy_(values)
         return best if eos_forced is None else best.masked_fill(eos_forced, self.eos)
@@ -105,6 +112,10 @@ class Constraints:
 def check_search_numbers(args: Any) -> None:
     """Raise ConfigurationError for fairseq's generation options `args` with values that no search can use."""
     beam, temperature, nbest = (getattr(args, name, None) for name in ("beam", "temperature", "nbest"))
+    for option in ("topk", "topp"):
+        value = getattr(args, f"sampling_{option}", -1)
+        if isinstance(value, (int, float)) and value > 0 and not getattr(args, "sampling", False):
+            raise ConfigurationError(f"--sampling-{option} {value}: is for sampling; add --sampling")
     if isinstance(beam, int) and beam < 1:
         raise ConfigurationError(f"--beam {beam}: give at least 1")
     if isinstance(temperature, (int, float)) and not temperature > 0:
@@ -115,15 +126,15 @@ def check_search_numbers(args: Any) -> None:
 
 def refuse_search_options(args: Any, prefix_allowed_tokens_fn: Any, decoder: str, searches_beams: bool = False) -> None:
     """Raise ConfigurationError for fairseq's generation options `args` that the decoder's search does not support."""
+    samples = getattr(args, "sampling", False)
     refused = {
-        "sampling": getattr(args, "sampling", False),
         "diverse-beam-groups": getattr(args, "diverse_beam_groups", -1) > 0,
         "diversity-rate": getattr(args, "diversity_rate", -1) > -1,
         "match-source-len": getattr(args, "match_source_len", False),
         "constraints": getattr(args, "constraints", None),
         "print-alignment": getattr(args, "print_alignment", None),
         "retain-dropout": getattr(args, "retain_dropout", False),
-        "nbest": getattr(args, "nbest", 1) > 1 and not searches_beams,
+        "nbest": getattr(args, "nbest", 1) > 1 and not (searches_beams or samples),
         "prefix-allowed-tokens-fn": prefix_allowed_tokens_fn is not None,
     }
     for option, is_set in refused.items():

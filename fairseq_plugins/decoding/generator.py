@@ -17,6 +17,7 @@ from fairseq_plugins.decoding.backends import Backend
 from fairseq_plugins.decoding.constraints import Constraints, constraints_of, refuse_unsupported_settings
 from fairseq_plugins.decoding.engine.rows import from_host
 from fairseq_plugins.decoding.method import MethodSpec
+from fairseq_plugins.decoding.sampling import group_samples, with_samples
 from fairseq_plugins.decoding.state import Decoded, Hypothesis, StepOutput
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
 from fairseq_plugins.decoding.trace_writer import Tracer
@@ -53,6 +54,8 @@ class DraftVerifyGenerator(SequenceGenerator):
         trace: records every iteration; None for no trace.
         active_sentences: number of sentences decoded at a time, 0 for all.
         drafter: the trained drafter, whose weights may change too; None without one.
+        samples: number of outputs that sampling draws for each sentence; 0 for the best output.
+        seed: of sampling.
 
     Raises:
         ConfigurationError: for options that change the output and are not supported here.
@@ -68,6 +71,8 @@ class DraftVerifyGenerator(SequenceGenerator):
         trace: Tracer | None = None,
         active_sentences: int = 0,
         drafter: nn.Module | None = None,
+        samples: int = 0,
+        seed: int = 1,
         **kwargs: Any,
     ) -> None:
         super().__init__(models, tgt_dict, **kwargs)
@@ -76,6 +81,9 @@ class DraftVerifyGenerator(SequenceGenerator):
         self.stats = stats
         self.trace = trace
         self.active_sentences = active_sentences
+        self.samples, self.seed = samples, seed
+        # Numbers the sentences of batches without `id`.
+        self.number: Callable[[dict[str, Any]], dict[str, Any]] | None = None
         self.choose = choose
         # Returns token ids of the user's drafts for every sentence of a batch (methods/reuse.py).
         self.drafts: Callable[[dict[str, Any]], Sequence[Sequence[Sequence[int]]]] | None = None
@@ -108,13 +116,14 @@ class DraftVerifyGenerator(SequenceGenerator):
     ) -> Hypotheses:
         started = time.perf_counter()
         request = self.request(sample, prefix_tokens, constraints, bos_token)
-        return self._finish(sample, self.backend.decode(*request), started, prefix_tokens is not None)
+        return self._finish(request[0], self.backend.decode(*request), started, prefix_tokens is not None)
 
     def steps(self, sample: dict[str, Any], **kwargs: Any) -> Generator[list[StepOutput], None, Hypotheses]:
         """Decode as `generate` does, and yield each iteration's result for every sentence."""
         started = time.perf_counter()
-        decoded = yield from self.backend.steps(*self.request(sample, **kwargs))
-        return self._finish(sample, decoded, started, False)
+        request = self.request(sample, **kwargs)
+        decoded = yield from self.backend.steps(*request)
+        return self._finish(request[0], decoded, started, False)
 
     def request(
         self,
@@ -126,8 +135,13 @@ class DraftVerifyGenerator(SequenceGenerator):
         """Return the arguments of `Backend.decode`; raise ConfigurationError for unsupported options."""
         if constraints is not None:
             raise ConfigurationError("--constraints is not supported by this decoder; use --decoder beam")
+        if self.number is not None:
+            sample = self.number(sample)
         if self.drafts is not None:
             sample = {**sample, "drafts": self.drafts(sample)}
+        if self.samples:
+            sample = with_samples(sample, self.samples, self.seed)
+            prefix_tokens = None if prefix_tokens is None else prefix_tokens.repeat_interleave(self.samples, 0)
         limits = constraints_of(self, sample["net_input"]["src_tokens"], prefix_tokens)
         return sample, limits, self.eos if bos_token is None else bos_token
 
@@ -136,7 +150,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         self._record(sample, decoded.emitted, hypotheses, time.perf_counter() - started)
         if self.trace is not None:
             self.trace.write(sample, hypotheses, has_prefix=has_prefix)
-        return hypotheses
+        return group_samples(hypotheses, self.samples) if self.samples > 1 else hypotheses
 
     def hypotheses(self, outputs: list[list[Hypothesis]]) -> Hypotheses:
         """Return outputs in fairseq's format, the best of a sentence first; equal scores keep the order of ending."""

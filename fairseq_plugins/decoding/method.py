@@ -12,6 +12,7 @@ from torch import nn
 from fairseq_plugins.decoding.drafters import Drafter
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.native.model import NativeWeights
+from fairseq_plugins.decoding.sampling import Sampling
 from fairseq_plugins.decoding.search import GreedySearch, Search
 from fairseq_plugins.decoding.search.rules import Rule, exact
 from fairseq_plugins.decoding.verifier import Verifier, VerifierProtocol
@@ -40,7 +41,8 @@ def draft_and_verify(context: "MethodContext", drafter: Drafter, rule: Rule = ex
     """Return the method in which the models of a context verify a drafter's drafts, with an acceptance rule."""
     trained = context.drafter
     layers = tuple(trained.decoder.reader.feature_layers) if trained is not None and trained.reads_features else ()
-    return Method(Verifier(context.models, context.engine, context.temperature, layers), drafter, GreedySearch(rule))
+    verifier = Verifier(context.models, context.engine, context.temperature, layers, sampling=context.sampling)
+    return Method(verifier, drafter, GreedySearch(rule))
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class MethodContext:
     is_traced: bool = False  # record the drafter's probabilities for traces
     counts_survival: bool = False  # always draft and verify full blocks, and count accepted tokens
     no_repeat_ngram_size: int = 0
+    sampling: Sampling | None = None  # draws tokens; None for the best ones
 
     @property
     def native_weights(self) -> NativeWeights:
@@ -117,6 +120,8 @@ class MethodSpec:
     # Whether it emits the token ids of fairseq's own search with the same model and options; in half precision those
     # of our `greedy`, at every batch size and block size. This is the definition of "lossless".
     is_lossless: bool = True
+    # Whether these options accept exactly the verifier's tokens, as sampling requires.
+    accepts_exactly: Callable[[Any], bool] = lambda options: True
     needs_drafter: Callable[[Any], bool] = lambda options: False  # whether these options need a trained drafter
     runs_verifier: bool = True  # whether a verifier checks the drafts
     searches_beams: bool = False  # whether it keeps `--beam` hypotheses per sentence instead of one

@@ -32,7 +32,7 @@ class NativeBackend:
         method: NativeMethod = spec.build_native(context, options)
         self.method = method
         self.module = method.weights.module
-        self.temperature = context.temperature
+        self.temperature, self.sampling = context.temperature, context.sampling
         self.searches_beams = spec.searches_beams
         encoder = method.weights.encoder(model.encoder)
         # An encoder that the kernels do not support runs in PyTorch.
@@ -107,6 +107,9 @@ class NativeBackend:
             drafts=[] if self.method.drafts is None else self.method.drafts(sample),
             encoded=encoded,
             embedding=embedding,
+            noise_keys=sample.get("noise_keys"),
+            topk=0 if self.sampling is None else self.sampling.topk,
+            topp=0 if self.sampling is None else self.sampling.topp,
         )
 
     def _decoded(self) -> Decoded:

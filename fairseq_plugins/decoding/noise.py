@@ -39,15 +39,14 @@ _LOWER = (25 << 25) + 17742455  # (25 - log2(ln 2)) * 2^25
 _OFFSET = 2907270  # 8 ln 2 * 2^19: keeps a product positive
 
 
-def philox(counter: Sequence[Tensor], seed: int) -> list[Tensor]:
+def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> list[Tensor]:
     """Return the four words of Philox4x32-10.
 
     Args:
-        counter: four broadcastable int64 tensors of numbers below 2^32, the lowest word first.
-        seed: the key, a number of 64 bits.
+        counter, key: four and two broadcastable int64 tensors of numbers below 2^32, the lowest word first.
     """
     c0, c1, c2, c3 = counter
-    keys = [seed & _MASK, seed >> 32 & _MASK]
+    keys = list(key)
     for _ in range(_ROUNDS):
         first, second = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c2 = _high(second) ^ c1 ^ keys[0], _high(first) ^ c3 ^ keys[1]
@@ -67,19 +66,30 @@ def gumbel(words: Tensor) -> Tensor:
     return ((_product(value + (8 << 25), _LN2) >> 6) - _OFFSET).to(torch.float32) * 2.0**-19
 
 
-def noise(seed: int, sentences: Tensor, samples: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
+def noise_keys(seed: int, sentences: Tensor, samples: Tensor) -> Tensor:
+    """Return the keys [B, 4] of outputs: sentence, sample, and the low and high half of the seed.
+
+    Args:
+        seed: its lowest 64 bits count.
+        sentences, samples: [B], numbers from 0 to 2^32 - 1.
+    """
+    halves = [torch.full_like(sentences, seed >> shift & _MASK) for shift in (0, 32)]
+    return torch.stack([sentences, samples, *halves], dim=1)
+
+
+def noise(keys: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
     """Return the noise [B, T, V] of all tokens.
 
     Args:
-        seed: at most 64 bits.
-        sentences, samples: [B], numbers from 0 to 2^32 - 1.
+        keys: [B, 4], see `noise_keys`.
         positions: [B, T], of the tokens in their outputs, 0 for the first one.
         vocabulary: V.
     """
     blocks = -(-vocabulary // BLOCK)
     index = torch.arange(blocks * LANES, device=positions.device)
-    counter = [index, *(numbers[..., None] for numbers in (positions, samples[:, None], sentences[:, None]))]
-    words = [word.expand(*positions.shape, -1).unflatten(2, (blocks, 1, LANES)) for word in philox(counter, seed)]
+    sentence, sample, *seed = keys[:, :, None, None].unbind(1)
+    words = philox([index, positions[..., None], sample, sentence], seed)
+    words = [word.expand(*positions.shape, -1).unflatten(2, (blocks, 1, LANES)) for word in words]
     return gumbel(torch.cat(words, dim=3).flatten(2)[..., :vocabulary])
 
 

@@ -71,6 +71,7 @@ class DecodingState:
     log_probs: Tensor  # [B, capacity], of the tokens
     sentences: list[int] = field(default_factory=list)  # index in the batch of each row's sentence
     beams: Beams | None = None  # state of beam search, None in greedy search
+    noise_keys: Tensor | None = None  # [B, 4], of the rows (decoding/noise.py), for sampling
     ended: Tensor | None = None  # [B], 1 for rows that have ended and gain no more tokens; None if none has
     host_ended: list[bool] = field(default_factory=list)  # `ended` on the host
 

@@ -17,6 +17,7 @@ from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graphed_decoder import GraphedDecoder, cached_decoder
 from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain
 from fairseq_plugins.decoding.repetition import forbid_repetition
+from fairseq_plugins.decoding.sampling import Choose, Sampling
 from fairseq_plugins.decoding.state import Accepted, DecodingState, Draft, Selection, Verification
 
 # (draft, verification, end-of-sentence symbol, ended sentences) -> emitted tokens.
@@ -50,6 +51,7 @@ class ModelEnsemble:
         temperature: fairseq's `--temperature`.
         feature_layers: decoder layers whose states a drafter reads, 0 for the embedding.
         beam: hypotheses per sentence.
+        sampling: draws tokens; None for the best ones.
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class ModelEnsemble:
         temperature: float = 1.0,
         feature_layers: Sequence[int] = (),
         beam: int = 1,
+        sampling: Sampling | None = None,
     ) -> None:
         self.engine = engine
+        self.sampling = sampling
         self.encoders = [FusedEncoder(model.encoder, engine) for model in models]
         self.decoders: list[CachedDecoder] = [cached_decoder(model.decoder, engine, beam=beam) for model in models]
         self.temperature = temperature
@@ -126,17 +130,46 @@ class Verifier(ModelEnsemble):
         states: list[Tensor] | None = [] if self.feature_layers else None
         hidden, logits = self._step(tokens, layout, states)
         features = None if states is None else torch.cat([states[n] for n in self.feature_layers], -1)
+        noise = None
+        if self.sampling is not None:
+            assert state.noise_keys is not None
+            positions = state.lengths[:, None] + torch.arange(tokens.size(1), device=tokens.device)
+            noise = self.sampling.noise(state.noise_keys, positions, logits[0].size(2))
         if state.constraints.no_repeat_ngram_size:
             log_probs = self._mean_log_probs(logits)
             with_draft = _tokens_with_draft(state, draft)
             forbid_repetition(log_probs, with_draft, state.lengths, state.constraints.no_repeat_ngram_size)
-            return verification(state, log_probs, self.engine, hidden, features)
+            return self._verification(state, log_probs, hidden, features, noise)
         if len(logits) == 1:
             constraints, span = state.constraints, state.span
             eos_masks = constraints.eos_masks(state.lengths, span.shortest, span.longest, tokens.size(1))
             is_first = span.longest == 0
-            return verification_of_logits(constraints, eos_masks, logits[0], self.engine, hidden, features, is_first)
-        return verification(state, self._mean_log_probs(logits), self.engine, hidden, features)
+            return self._verification_of_logits(constraints, eos_masks, logits[0], hidden, features, noise, is_first)
+        return self._verification(state, self._mean_log_probs(logits), hidden, features, noise)
+
+    def _verification(
+        self, state: DecodingState, log_probs: Tensor, hidden: Tensor, features: Tensor | None, noise: Tensor | None
+    ) -> Verification:
+        """Return the verification of log-probabilities [B, T, V]; sampling draws with their noise [B, T, V]."""
+        choose = None if noise is None or self.sampling is None else self.sampling.choose(noise)
+        return verification(state, log_probs, self.engine, hidden, features, choose)
+
+    def _verification_of_logits(
+        self,
+        constraints: Constraints,
+        eos_masks: tuple[Tensor | None, Tensor | None],
+        logits: Tensor,
+        hidden: Tensor,
+        features: Tensor | None,
+        noise: Tensor | None,
+        is_first: bool = False,
+    ) -> Verification:
+        """Return the verification of one model's logits [B, T, V]; sampling draws with their noise [B, T, V]."""
+        choose: Choose | None = None
+        if noise is not None and self.sampling is not None:
+            # Before the constraints change the logits.
+            choose = self.sampling.choose(noise, self.sampling.normaliser(logits))
+        return verification_of_logits(constraints, eos_masks, logits, self.engine, hidden, features, is_first, choose)
 
     def _verify_and_accept(self, decoder: GraphedDecoder, state: DecodingState, draft: Draft) -> Verification:
         """Verify and accept in one CUDA graph."""
@@ -148,6 +181,8 @@ class Verifier(ModelEnsemble):
             "max_len": decoder.column(state.max_len, rows),
             "ended": decoder.column(0, rows) if state.ended is None else state.ended[:, None],
         }
+        if state.noise_keys is not None:
+            inputs["keys"] = state.noise_keys
         hidden, best, path, counts, log_probs, features = decoder.step_then(
             partial(self._accept_step, limits),
             limits,
@@ -183,7 +218,8 @@ class Verifier(ModelEnsemble):
         eos_masks = limits.forbids_eos(position), position >= inputs["max_len"]
         features = None if states is None else torch.cat([states[n] for n in self.feature_layers], -1)
         logits = self._logits(self.decoders[0], hidden)
-        verified = verification_of_logits(limits, eos_masks, logits, self.engine, hidden, features)
+        noise = None if self.sampling is None else self.sampling.noise(inputs["keys"], position, logits.size(2))
+        verified = self._verification_of_logits(limits, eos_masks, logits, hidden, features, noise)
         draft = Draft(tokens[:, 1:], inputs["drafted"][:, 0])
         accepted = self.accept(draft, verified, limits.eos, inputs["ended"][:, 0])
         return verified.best, accepted.tokens, accepted.counts, verified.log_probs_of(accepted.tokens), features
@@ -225,12 +261,13 @@ def verification_of_logits(
     hidden: Tensor,
     features: Tensor | None,
     is_first: bool = False,
+    choose: Choose | None = None,
 ) -> Verification:
     """Return the verification of one model's logits [B, T, V]; softmax is computed on first use.
 
-    `eos_masks` are those of the constraints. The first iteration forces a given prefix.
+    `eos_masks` are those of the constraints. The first iteration forces a given prefix. `choose` replaces the argmax.
     """
-    best = constraints.force_prefix(constraints.best(logits, *eos_masks), is_first)
+    best = constraints.force_prefix(constraints.best(logits, *eos_masks, choose), is_first)
 
     def log_probs() -> Tensor:
         values = engine.log_softmax(logits)
@@ -250,9 +287,11 @@ def verification(
     engine: Engine,
     hidden: Tensor | None = None,
     features: Tensor | None = None,
+    choose: Choose | None = None,
 ) -> Verification:
     """Return the verification of log-probabilities [B, T, V]; fairseq's constraints are applied in place."""
     constraints, span = state.constraints, state.span
     constraints.apply(log_probs, state.lengths, span.shortest, span.longest)
-    best = constraints.force_prefix(log_probs.argmax(-1), is_first=span.longest == 0)
+    best = log_probs.argmax(-1) if choose is None else choose(log_probs)
+    best = constraints.force_prefix(best, is_first=span.longest == 0)
     return Verification(log_probs, best, hidden, features)

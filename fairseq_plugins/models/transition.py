@@ -1,5 +1,7 @@
 """Scores of a drafted token given those before it: they avoid the repeated words of independent prediction."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -53,6 +55,7 @@ class TransitionScores(nn.Module):
         first: Tensor,
         with_log_probs: bool = False,
         vocabulary: Tensor | None = None,
+        best_of: Callable[[Tensor, int], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Choose the best tokens [B, K] from left to right.
 
@@ -62,6 +65,7 @@ class TransitionScores(nn.Module):
             first: [B], the token before the first position.
             with_log_probs: also return the log-probability [B, K] of each token given those before it.
             vocabulary: ids [N] of the scored tokens, None for all.
+            best_of: chooses tokens [B] by total scores [B, N] at a position; None for the maximum.
         """
         after = self.after.weight if vocabulary is None else self.after.weight[vocabulary]
         chosen, log_probs, last, state = [], [], first, None
@@ -72,7 +76,11 @@ class TransitionScores(nn.Module):
                 states, state = self.cell(inputs[:, None], state)
                 factor = factor + self.of_state(states[:, 0])
             total = torch.addmm(scores[:, position], factor, after.t())
-            highest, best = total.max(1)
+            if best_of is None:
+                highest, best = total.max(1)
+            else:
+                best = best_of(total, position)
+                highest = total.gather(1, best[:, None])[:, 0]
             last = best if vocabulary is None else vocabulary[best]
             chosen.append(last)
             if with_log_probs:

@@ -8,6 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from fairseq.search import BeamSearch
+from fairseq.search import Sampling as FairseqSampling
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
@@ -32,13 +33,14 @@ from fairseq_plugins.decoding.half_precision import HALF_DTYPES, precision_of, w
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
 from fairseq_plugins.decoding.methods.reuse import ReuseOptions
 from fairseq_plugins.decoding.profile import Profile
+from fairseq_plugins.decoding.sampling import Sampling
 from fairseq_plugins.decoding.stats import DecodingStats
 from fairseq_plugins.decoding.trace_writer import Tracer, TraceWriter, check_traceable
 from fairseq_plugins.ending import close_with
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import build_model, model_name, read_checkpoint, unwrap
 from fairseq_plugins.models.block_nat import BlockNat
-from fairseq_plugins.tasks.drafts import TaskDrafts
+from fairseq_plugins.tasks.drafts import LineNumbers, TaskDrafts
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ class Decoding:
         self.drafters: dict[str, BlockNat] = {}  # by path
         self.counts_survival = False  # see `MethodContext.counts_survival`
         self.batch_invariant = False  # of the kernels' fp32 products, too: see `NativeWeights`
-        self.drafts: TaskDrafts | None = None  # of `--drafts`
+        self.numbers: LineNumbers | None = None  # for `--drafts` and `--sampling`
         # fp32 copies of models in half precision, for a CPU.
         self._computed: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
@@ -82,6 +84,18 @@ class Decoding:
                     f"--path: is a drafter (block_nat), which --decoder {spec.name} cannot verify with; give the "
                     "verifier as --path and the drafter as --drafter-path, or use --decoder nat"
                 )
+        samples = 0 if spec.build is None or scores_reference else samples_of(args)
+        if samples:
+            if spec.searches_beams:
+                # Sampling keeps no beams.
+                spec = methods.find("greedy")
+                options = spec.read(cfg)
+            if not spec.accepts_exactly(options):
+                raise ConfigurationError(
+                    f"--sampling: is not for --decoder {spec.name}, whose output depends on the drafts; use "
+                    "--decoder greedy, or one that accepts exactly"
+                )
+            args.beam = samples
         check_search_numbers(args)
         if not in_training:
             check_finite(models)
@@ -105,11 +119,11 @@ class Decoding:
                 )
             return own
         refuse_search_options(args, allowed, spec.name, spec.searches_beams)
-        if not spec.searches_beams and (isinstance(args, Namespace) or hasattr(args, "beam")):
+        if not spec.searches_beams and not samples and (isinstance(args, Namespace) or hasattr(args, "beam")):
             # fairseq prints the beam in its last line, and 5 is only its default.
             args.beam = 1
         own = build_own()
-        _check_own(own, task, spec)
+        _check_own(own, task, spec, samples > 0)
         # Without fairseq's command line, fairseq's fields in the configuration are unresolved references.
         bf16, active = cfg.bf16 is True, cfg.active_sentences
         # In training every validation has new weights and would capture new graphs.
@@ -126,6 +140,7 @@ class Decoding:
             is_traced=cfg.trace_file is not None,
             counts_survival=self.counts_survival,
             no_repeat_ngram_size=_repeat_ngram_size(own),
+            sampling=_sampling(own) if samples else None,
         )
         check_fit(spec, options, context)
         label = f"{spec.name} int8 (lossy: weights rounded)" if cfg.int8 else spec.name
@@ -141,9 +156,14 @@ class Decoding:
             stats,
             trace=trace,
             active_sentences=active,
+            samples=samples,
+            seed=cfg.seed if isinstance(cfg.seed, int) else 1,
         )
         if isinstance(options, ReuseOptions) and (is_one_run or options.drafts is not None):
-            generator.drafts = self.drafts = TaskDrafts(options.drafts, task, is_one_run)
+            generator.drafts = TaskDrafts(options.drafts, task, is_one_run)
+        if is_one_run and (samples or generator.drafts is not None):
+            self.numbers = LineNumbers()
+            generator.number = self.numbers.add_to
         if is_one_run:
             close_with(generator, stats.close)
         if trace is not None:
@@ -157,14 +177,17 @@ class Decoding:
     def _in_current_precision(self, context: MethodContext, bf16: bool) -> MethodContext:
         """Return the context for the type and device that the models have now."""
         dtype = precision_of(context.models, bf16)
-        is_half, weights = dtype in HALF_DTYPES, context.weights
+        # Noise makes near ties frequent, so that rounding, too, must not depend on the batch.
+        is_invariant, weights = dtype in HALF_DTYPES or context.sampling is not None, context.weights
         if context.drafter is not None:
             parameter = next(context.models[0].parameters())
             context.drafter.to(device=parameter.device, dtype=parameter.dtype)
         current = replace(
             context,
-            engine=replace(context.engine, batch_invariant=is_half),
-            weights=None if weights is None else replace(weights, batch_invariant=is_half or weights.batch_invariant),
+            engine=replace(context.engine, batch_invariant=is_invariant),
+            weights=None
+            if weights is None
+            else replace(weights, batch_invariant=is_invariant or weights.batch_invariant),
         )
         return with_rounded_weights(current, dtype, self._computed)
 
@@ -223,10 +246,10 @@ class DecodesWithDrafts(FairseqTask):
         )
 
     def build_dataset_for_inference(self, *args: Any, **kwargs: Any) -> Any:
-        """Make a dataset of raw text, whose lines `--drafts` counts."""
+        """Make a dataset of raw text, whose lines `--drafts` and `--sampling` count."""
         dataset = super().build_dataset_for_inference(*args, **kwargs)
-        if self.decoding.drafts is not None:
-            self.decoding.drafts.number(dataset)
+        if self.decoding.numbers is not None:
+            self.decoding.numbers.number(dataset)
         return dataset
 
     def build_tokenizer(self, args: Any) -> Any:
@@ -278,19 +301,31 @@ def _precision(cfg: Any) -> Precision:
     return Precision.INT8 if cfg.int8 else Precision.FP32
 
 
-def _check_own(own: Any, task: Any, spec: MethodSpec) -> None:
-    """Raise ConfigurationError for a task whose own generator is not fairseq's beam search."""
-    if type(own) is not SequenceGenerator or type(own.search) is not BeamSearch:
+def _check_own(own: Any, task: Any, spec: MethodSpec, samples: bool) -> None:
+    """Raise ConfigurationError for a task whose own generator is not fairseq's beam search, or its sampling."""
+    if type(own) is not SequenceGenerator or type(own.search) is not (FairseqSampling if samples else BeamSearch):
         kind = type(own) if type(own) is not SequenceGenerator else type(own.search)
         raise ConfigurationError(
             f"--decoder {spec.name}: the task {type(task).__name__} decodes with a {kind.__name__}, not with fairseq's "
             "beam search; use --decoder beam"
         )
-    refuse_unsupported_settings(own, spec.searches_beams)
+    refuse_unsupported_settings(own, spec.searches_beams or samples)
     if _repeat_ngram_size(own) and not spec.runs_verifier:
         raise ConfigurationError(
             f"--no-repeat-ngram-size: is not for --decoder {spec.name}; leave it out or use --decoder gad"
         )
+
+
+def samples_of(args: Any) -> int:
+    """Return the number of samples that fairseq's options draw for a sentence, 0 without `--sampling`."""
+    if not getattr(args, "sampling", False):
+        return 0
+    return max(getattr(args, "beam", 5), getattr(args, "nbest", 1))
+
+
+def _sampling(own: SequenceGenerator) -> Sampling:
+    search = own.search
+    return Sampling(max(search.sampling_topk, 0), max(search.sampling_topp, 0.0), own.temperature)
 
 
 def _repeat_ngram_size(own: Any) -> int:

@@ -1,11 +1,37 @@
-"""Read `--drafts` for the sentences of fairseq-generate and fairseq-interactive."""
+"""Numbers of the sentences of fairseq-generate and fairseq-interactive, and their `--drafts`."""
 
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from fairseq_plugins.commands.draft_files import check_known, read_drafts
 from fairseq_plugins.errors import ConfigurationError
+
+
+class LineNumbers:
+    """Numbers the lines of fairseq-interactive, whose batches have no numbers."""
+
+    def __init__(self) -> None:
+        self._lines = 0
+        self._numbers: deque[list[int]] = deque()  # sentences of batches that are to come
+
+    def number(self, dataset: Any) -> None:
+        """Number the lines of a block."""
+        first, collater = self._lines, dataset.collater
+        self._lines += len(dataset)
+
+        def numbered(samples: Any) -> Any:
+            batch = collater(samples)
+            self._numbers.append([first + number for number in batch["id"].tolist()])
+            return batch
+
+        dataset.collater = numbered
+
+    def add_to(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """Return a batch with the numbers of its sentences, `id`; batches come in the order of collation."""
+        return sample if "id" in sample else {**sample, "id": torch.tensor(self._numbers.popleft())}
 
 
 class TaskDrafts:
@@ -22,26 +48,12 @@ class TaskDrafts:
             raise ConfigurationError(f"--drafts {paths}: is for fairseq's commands; give translate(drafts=...)")
         self._paths, self._task = paths.split(":"), task
         self._drafts: list[list[list[int]]] | None = None  # of every file, ids of every sentence
-        self._lines = 0
-        self._numbers: deque[list[int]] = deque()  # sentences of batches that are to come
-
-    def number(self, dataset: Any) -> None:
-        """Number the lines of a block of fairseq-interactive, whose batches have no numbers."""
-        first, collater = self._lines, dataset.collater
-        self._lines += len(dataset)
-
-        def numbered(samples: Any) -> Any:
-            batch = collater(samples)
-            self._numbers.append([first + number for number in batch["id"].tolist()])
-            return batch
-
-        dataset.collater = numbered
 
     def __call__(self, sample: Mapping[str, Any]) -> list[list[list[int]]]:
         """Return the token ids of each sentence's drafts; raise ConfigurationError for a file that does not fit."""
         if self._drafts is None:
             self._drafts = [self._read(path) for path in self._paths]
-        numbers = sample["id"].tolist() if "id" in sample else self._numbers.popleft()
+        numbers = sample["id"].tolist()
         for path, drafts in zip(self._paths, self._drafts, strict=True):
             if max(numbers) >= len(drafts):
                 raise ConfigurationError(

@@ -59,6 +59,7 @@ class _DecodingOptions(FairseqDataclass):
     tensorboard_logdir: Optional[str] = II("common.tensorboard_logdir")
     profile: bool = II("common.profile")
     bf16: bool = II("common.bf16")
+    seed: int = II("common.seed")
 
 
 # Methods declare their own options (decoding/methods).

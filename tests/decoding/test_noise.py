@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fairseq_plugins.decoding.noise import gumbel, noise, philox
+from fairseq_plugins.decoding.noise import gumbel, noise, noise_keys, philox
 
 
 def test_philox_gives_the_published_words() -> None:
@@ -14,7 +14,8 @@ def test_philox_gives_the_published_words() -> None:
         (ones, ones, ones, ones, 2**64 - 1): (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
     }
     for (*counter, seed), words in known.items():
-        found = philox([torch.tensor(word) for word in counter], seed)
+        numbers = [torch.tensor(word) for word in (*counter, seed & ones, seed >> 32)]
+        found = philox(numbers[:4], numbers[4:])
         assert tuple(word.item() for word in found) == words
 
 
@@ -37,11 +38,12 @@ def test_noise_has_few_bits_so_that_sums_need_no_rounding_of_products() -> None:
 
 def test_noise_depends_on_its_five_numbers_only() -> None:
     sentences, samples, positions = torch.tensor([5, 9]), torch.tensor([0, 3]), torch.tensor([[0, 1, 2], [7, 8, 9]])
-    whole = noise(1, sentences, samples, positions, 130)
-    assert torch.equal(noise(1, sentences[1:], samples[1:], positions[1:, 1:2], 130), whole[1:, 1:2])
-    assert torch.equal(noise(1, sentences, samples, positions, 33), whole[..., :33])
-    rows = torch.cat([whole.flatten(0, 1), noise(2, sentences, samples, positions, 130).flatten(0, 1)])
-    assert len(torch.unique(rows, dim=0)) == 12
+    keys = noise_keys(1, sentences, samples)
+    whole = noise(keys, positions, 130)
+    assert torch.equal(noise(keys[1:], positions[1:, 1:2], 130), whole[1:, 1:2])
+    assert torch.equal(noise(keys, positions, 33), whole[..., :33])
+    others = [noise(noise_keys(seed, sentences, samples), positions, 130).flatten(0, 1) for seed in (2, 2**32 + 1)]
+    assert len(torch.unique(torch.cat([whole.flatten(0, 1), *others]), dim=0)) == 18
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
@@ -49,7 +51,7 @@ def test_the_best_noisy_score_is_drawn_from_the_softmax(temperature: float) -> N
     scores = torch.tensor([0.0, 1.0, 2.5, -1.0, 3.0, 2.9, -6.0, 0.5]) / temperature
     count = 100_000
     sentences, zeros = torch.arange(count), torch.zeros(count, 1, dtype=torch.long)
-    drawn = (scores + noise(7, sentences, zeros[:, 0], zeros, 8)[:, 0]).argmax(-1)
+    drawn = (scores + noise(noise_keys(7, sentences, zeros[:, 0]), zeros, 8)[:, 0]).argmax(-1)
     expected = scores.softmax(0) * count
     chi_square = ((drawn.bincount(minlength=8) - expected) ** 2 / expected).sum()
     assert chi_square < 24.3  # 7 degrees of freedom, p = 0.001; the seed is fixed

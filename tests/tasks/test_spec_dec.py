@@ -1,5 +1,6 @@
 """The task: contradicting options, the glancing schedule, checks of models and dictionaries."""
 
+import re
 import shutil
 from argparse import Namespace
 from pathlib import Path
@@ -22,7 +23,7 @@ from fairseq_plugins.tasks.options import SpecDecConfig
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.conftest import Corpus
 from tests.decoding.methods.test_blockwise import make_blockwise
-from tests.support import Options, make_args, make_drafter, make_sample, make_task, make_transformer
+from tests.support import Options, ids, make_args, make_drafter, make_sample, make_task, make_transformer
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,6 @@ def build_generator(task: SpecDecTask, models: list, **options: Any) -> Any:
 @pytest.mark.parametrize(
     "options",
     [
-        {"sampling": True},
         {"nbest": 2},
         {"diverse_beam_groups": 2},
         {"print_alignment": "hard"},
@@ -121,6 +121,37 @@ def build_generator(task: SpecDecTask, models: list, **options: Any) -> Any:
 def test_other_searches_are_refused(options: dict[str, Any]) -> None:
     task = make_task(decoding_method="greedy")
     with pytest.raises(ConfigurationError, match="--" + next(iter(options)).replace("_", "-")):
+        build_generator(task, [make_transformer(task, ending=False)], **options)
+
+
+@pytest.mark.parametrize("decoder", ["greedy", "fast-beam"])
+def test_beam_is_the_number_of_samples(decoder: str) -> None:
+    task = make_task(decoding_method=decoder, seed=3)
+    model, sample = make_transformer(task, 1), make_sample(task, [3, 5])
+    options = {"sampling": True, "sampling_topk": 5, "beam": 3, "max_len_b": 9}
+    many, more = (
+        task.build_generator([model], Namespace(**options, nbest=nbest)).generate([model], sample) for nbest in (1, 4)
+    )
+    assert [len(samples) for samples in (*many, *more)] == [3, 3, 4, 4]
+    for few, samples in zip(many, more, strict=True):
+        tokens = [each["tokens"].tolist() for each in samples]
+        assert all(each["tokens"].tolist() in tokens for each in few)
+    task.cfg.seed = 4
+    other = build_generator(task, [model], **options).generate([model], sample)
+    assert any(ids(other)[row] != ids(many)[row] for row in range(2))
+
+
+@pytest.mark.parametrize(
+    "decoder, options, named",
+    [
+        ("gad++", {"sampling": True}, "--sampling: is not for --decoder gad"),
+        ("greedy", {"sampling_topk": 3}, "--sampling-topk 3"),
+        ("beam", {"sampling_topp": 0.5}, "--sampling-topp 0.5"),
+    ],
+)
+def test_sampling_needs_exact_acceptance(decoder: str, options: dict[str, Any], named: str) -> None:
+    task = make_task(decoding_method=decoder, preset="high-quality" if decoder == "gad++" else "none")
+    with pytest.raises(ConfigurationError, match=re.escape(named)):
         build_generator(task, [make_transformer(task, ending=False)], **options)
 
 

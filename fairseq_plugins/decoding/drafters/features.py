@@ -72,7 +72,7 @@ class FeatureDrafter:
             return no_draft(state)
         layout = Chain(state.lengths, span, width)
         tokens = [state.last_tokens(), self.masks[:, : width - 1].expand(len(state.lengths), -1)]
-        return self.decoder.draft(self.make_draft, width, tokens, layout, added=self.newest)
+        return self.decoder.draft(self.make_draft, width, tokens, layout, added=self.newest, keys=state.noise_keys)
 
     def observe(self, advance: Advance) -> None:
         assert advance.features is not None

@@ -13,11 +13,13 @@ from fairseq_plugins.decoding.engine.graphed_decoder import GraphedDecoder, cach
 from fairseq_plugins.decoding.engine.layout import Chain
 from fairseq_plugins.decoding.engine.mask_embeddings import MaskEmbeddings
 from fairseq_plugins.decoding.engine.shapes import rounded_up
+from fairseq_plugins.decoding.sampling import Sampling
 from fairseq_plugins.decoding.state import Draft
 from fairseq_plugins.models.block_nat import BlockNatDecoder
 
-# From hidden states [B, K, D] of a block and the last tokens [B, 1] to a draft.
-MakeDraft = Callable[[Tensor, Tensor], Draft]
+# From hidden states [B, K, D] of a block, the last tokens [B, 1] and, for sampling, keys [B, 4] and positions [B, K] of
+# the noise, to a draft.
+MakeDraft = Callable[..., Draft]
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class DraftOptions:
     keep_log_probs: bool = False  # fill `Draft.log_probs`
     with_survival: bool = False  # fill `Draft.survival`
     vocabulary: Tensor | None = None  # ids [N] of the tokens to score, None for all
+    sampling: Sampling | None = None  # of the verifier, whose noise the drafter's scores share
 
 
 class MaskedDecoder:
@@ -69,17 +72,21 @@ class MaskedDecoder:
         layout: Chain,
         ends: Tensor | None = None,
         added: Tensor | None = None,
+        keys: Tensor | None = None,
     ) -> Draft:
         """Run a step and draft from the states of its block.
 
         Args:
-            make: makes a draft of hidden states [B, K, D] and last tokens [B, 1].
+            make: makes a draft of the block.
             width: K.
             tokens, layout, added: as for `GraphedDecoder.step_then`.
             ends: [B], output lengths, where the block begins after the last token of the output; None where it begins
                 with it.
+            keys: [B, 4], those of the noise, for sampling.
         """
         inputs = {} if ends is None else {"ends": ends[:, None]}
+        if keys is not None:
+            inputs["keys"] = keys
         if isinstance(self.cached, GraphedDecoder):
             # Blocks get shorter near the maximum length. Rounded up, they share a few graphs.
             rounded = min(rounded_up(width), self.block_size)
@@ -112,5 +119,9 @@ def _draft_of_block(
         columns = (last + torch.arange(1, width + 1, device=last.device)).clamp(max=hidden.size(1) - 1)
         hidden = hidden.gather(1, columns[:, :, None].expand(-1, -1, hidden.size(2)))
         tokens = tokens.gather(1, last)
-    draft = make(hidden[:, :width], tokens[:, :1])
+    noise_at = None
+    if "keys" in inputs:
+        begin = inputs.get("ends", inputs["lengths"])
+        noise_at = inputs["keys"], begin + torch.arange(width, device=begin.device)
+    draft = make(hidden[:, :width], tokens[:, :1], noise_at)
     return draft.tokens, draft.survival, draft.log_probs

@@ -84,7 +84,7 @@ class NatDrafter:
         if self.caches_prefix:
             visible = torch.where(is_mask, visible, slot)
         layout = Chain(self.lengths, self.span, slot.size(1), visible.expand_as(slot))
-        draft = self.decoder.draft(self.make_draft, width, [tokens], layout, ends=state.lengths)
+        draft = self.decoder.draft(self.make_draft, width, [tokens], layout, ends=state.lengths, keys=state.noise_keys)
         if self.caches_prefix:
             self.lengths = state.lengths + 1
             self.span = Span(span.shortest + 1, span.longest + 1)

@@ -20,15 +20,27 @@ def draft_maker(
     """Return a function that makes a draft from a block's hidden states [B, K, D] and the last tokens [B, 1].
 
     With transition scores the decoder chooses tokens one after the other, else independently. `project` computes scores
-    [B, K, N] of the tokens `vocabulary` [N], None for all.
+    [B, K, N] of the tokens `vocabulary` [N], None for all. With sampling, the verifier's noise is added to scores.
     """
     transition = decoder.transition
     size = decoder.embed_tokens.num_embeddings
+    sampling = options.sampling
+
+    def noise(at: tuple[Tensor, Tensor] | None) -> Tensor | None:
+        return None if sampling is None or at is None else sampling.noise(*at, size, vocabulary)
+
+    def choose(scores: Tensor, added: Tensor | None) -> Tensor:
+        """Return the best tokens [...] by scores [..., N] and noise [..., N]."""
+        if sampling is None or added is None:
+            return scores.argmax(-1)
+        scores = scores / sampling.temperature
+        return sampling.choose(added, sampling.normaliser(scores))(scores)
+
     if transition is None:
 
-        def choose_independently(hidden: Tensor, last: Tensor) -> Draft:
+        def choose_independently(hidden: Tensor, last: Tensor, noise_at: tuple[Tensor, Tensor] | None = None) -> Draft:
             scores = project(hidden)
-            best = scores.argmax(-1)
+            best = choose(scores, noise(noise_at))
             survival = log_probs = None
             if options.with_survival:
                 chosen = scores.gather(2, best[:, :, None]).squeeze(2)
@@ -41,9 +53,10 @@ def draft_maker(
 
         return choose_independently
 
-    def choose_path(hidden: Tensor, last: Tensor) -> Draft:
-        scores = project(hidden)
-        tokens, conditional = transition.choose(scores, hidden, last[:, 0], options.with_survival, vocabulary)
+    def choose_path(hidden: Tensor, last: Tensor, noise_at: tuple[Tensor, Tensor] | None = None) -> Draft:
+        scores, added = project(hidden), noise(noise_at)
+        best = None if added is None else lambda total, position: choose(total, added[:, position])
+        tokens, conditional = transition.choose(scores, hidden, last[:, 0], options.with_survival, vocabulary, best)
         draft = Draft(tokens, survival=None if conditional is None else conditional.cumsum(1).exp())
         if options.keep_log_probs:
             factors = transition.factors(hidden, torch.cat([last, tokens[:, :-1]], dim=1))

@@ -82,7 +82,7 @@ def trained_drafter(
     model = context.drafter
     assert model is not None
     vocabulary = draft_vocabulary(model.decoder.target_counts, options.draft_vocabulary)
-    draft_options = DraftOptions(reads_log_probs, context.is_traced, vocabulary)
+    draft_options = DraftOptions(reads_log_probs, context.is_traced, vocabulary, context.sampling)
     # Drafts are verified, so they need not be batch-invariant.
     engine = replace(context.engine, batch_invariant=False)
     kind = FeatureDrafter if model.reads_features else NatDrafter

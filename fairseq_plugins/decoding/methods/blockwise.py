@@ -22,6 +22,7 @@ from fairseq_plugins.decoding.method import (
     draft_and_verify,
     option,
 )
+from fairseq_plugins.decoding.sampling import Sampling
 from fairseq_plugins.decoding.search.rules import TopBeta, exact, with_min_block, within_distance
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft
 from fairseq_plugins.errors import ConfigurationError
@@ -35,12 +36,14 @@ class BlockwiseDrafter:
     the state at the bifurcation.
     """
 
-    def __init__(self, model: BlockwiseTransformer, block_size: int) -> None:
+    def __init__(self, model: BlockwiseTransformer, block_size: int, sampling: Sampling | None = None) -> None:
         self.decoder = model.decoder
+        self.sampling = sampling
         self.block_size = block_size
         self.proposals = torch.empty(0, 0, dtype=torch.long)
         # Number of valid proposals, None for all; 0 for newly admitted sentences.
         self.num_proposed: Tensor | None = None
+        self.noise_keys: Tensor | None = None
 
     def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         # Proposals need a first call of the model.
@@ -56,14 +59,25 @@ class BlockwiseDrafter:
         self.proposals = F.pad(self.proposals, (0, 0, 0, new))
 
     def draft(self, state: DecodingState) -> Draft:
+        self.noise_keys = state.noise_keys
         proposals = self.proposals[:, : max(0, state.max_len - state.span.shortest)]
         return Draft(proposals, None if self.num_proposed is None else self.num_proposed.clamp(max=proposals.size(1)))
 
     def observe(self, advance: Advance) -> None:
         assert advance.hidden is not None
         states = self.decoder.head_states(advance.last(advance.hidden)[:, 0], 2, self.block_size)
-        self.proposals = self.decoder.project(states).argmax(-1)
+        scores = self.decoder.project(states)
+        self.proposals = scores.argmax(-1) if self.sampling is None else self._sample(advance, scores, self.sampling)
         self.num_proposed = None
+
+    def _sample(self, advance: Advance, scores: Tensor, sampling: Sampling) -> Tensor:
+        """Draw proposals [B, K] by scores [B, K, V] with the verifier's noise at their positions."""
+        assert self.noise_keys is not None
+        first = (advance.before + advance.num_emitted)[:, None]
+        positions = first + torch.arange(scores.size(1), device=scores.device)
+        scores = scores / sampling.temperature
+        noise = sampling.noise(self.noise_keys, positions, scores.size(2))
+        return sampling.choose(noise, sampling.normaliser(scores))(scores)
 
     def select_rows(self, rows: Tensor) -> None:
         self.proposals = self.proposals.index_select(0, rows)
@@ -150,7 +164,8 @@ def _acceptance(
 
 
 def _build(context: MethodContext, options: BlockwiseOptions) -> Method:
-    heads = BlockwiseDrafter(context.models[0], options.block_size or context.models[0].decoder.heads)
+    width = options.block_size or context.models[0].decoder.heads
+    heads = BlockwiseDrafter(context.models[0], width, context.sampling)
     rule = _acceptance(options, context.target, within_distance, TopBeta, with_min_block, exact)
     return draft_and_verify(context, heads, rule)
 
@@ -194,6 +209,7 @@ METHODS = [
         check_fit=_check_fit,
         build=_build,
         build_native=_build_native,
+        accepts_exactly=lambda options: (options.top_beta, options.accept_distance, options.min_block) == (1, None, 1),
         accept_reason="head",
         rows={"blockwise": {}, "blockwise fixed width": {"fixed_width": True}},
         order=40,

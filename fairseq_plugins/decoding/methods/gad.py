@@ -124,6 +124,7 @@ METHODS = [
         paper="GAD++, SpecDec++",
         options=RelaxedOptions,
         is_lossless=False,
+        accepts_exactly=lambda options: False,
         needs_drafter=lambda options: True,
         check=_check_relaxed,
         check_fit=_check_fit,

@@ -47,6 +47,7 @@ METHODS = [
         is_lossless=False,
         needs_drafter=lambda options: True,
         runs_verifier=False,
+        accepts_exactly=lambda options: False,
         check_fit=_check_fit,
         build=_build,
         accept_reason="unverified",

@@ -181,6 +181,18 @@ struct Work {
     std::vector<int64_t> predicted;  // [rows], the best token after each row, if the drafter reads all predictions
 };
 
+// A drafted token, and its probability given the tokens before it.
+struct DraftToken {
+    int64_t token;
+    float probability;  // 1 if nothing reads it
+};
+
+// Chooses a token of a draft by a drafter's scores[size]. With sampling, the scores get the verifier's noise.
+//
+// ids: [size], the tokens that are scored. position: of the token in the output.
+DraftToken choose_draft(const float* scores, const std::vector<int64_t>& ids, const Limits& limits, int64_t sentence,
+                        int64_t position, bool needs_probability);
+
 class Drafter {
 public:
     virtual ~Drafter() = default;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "linear.h"
+#include "noise.h"
 
 namespace spec_dec {
 
@@ -48,12 +49,15 @@ struct Kernels {
     void (*gru_step)(const float* from_input, const float* from_state, int64_t rows, int width, float* state);
 
     // Reductions of scores[size].
-    float (*sum_exp)(const float* scores, int64_t size, float max);  // sum of e^(score - max)
+    float (*sum_exp)(const float* scores, int64_t size, float max);                         // sum of e^(score - max)
+    float (*sum_exp_above)(const float* scores, int64_t size, float max, float threshold);  // of those above it
     float (*max)(const float* scores, int64_t size);
     // Index of the first score above `threshold`, from `begin` on; `size` if there is none.
     int64_t (*first_above)(const float* scores, int64_t begin, int64_t size, float threshold);
     // Index of the maximum; of equal ones, the first.
     int64_t (*argmax)(const float* scores, int64_t size);
+    // Index of the maximum of score + noise; of equal ones, the first. likely: any index; a good one saves time.
+    int64_t (*noisy_argmax)(const float* scores, int64_t size, int64_t likely, const NoiseKey& key);
 };
 
 // The kernels in use; by default the best that this processor runs.

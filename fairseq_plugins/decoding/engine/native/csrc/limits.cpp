@@ -36,12 +36,40 @@ void constrain(float* scores, int64_t begin, int64_t end, const Limits& limits, 
     if (eos && limits.is_too_early(sentence, position)) *eos = FORBIDDEN;
 }
 
+namespace {
+
+// Whether --sampling-topk or --sampling-topp keep a token. As in fairseq, the second one makes the first one void.
+bool is_kept(const float* scores, float shift, int64_t token, int64_t size, const SentenceLimits& limits) {
+    const float score = scores[token];
+    if (limits.topp > 0) return !(kernels().sum_exp_above(scores, size, shift, score) >= limits.topp);
+    if (limits.topk <= 0) return true;
+    return std::count_if(scores, scores + size, [&](float other) { return other > score; }) < limits.topk;
+}
+
+}  // namespace
+
+int64_t choose_token(float* scores, float shift, const Limits& limits, int64_t sentence, int64_t position) {
+    const SentenceLimits& own = limits.of(sentence);
+    const int64_t size = limits.vocabulary, best = kernels().argmax(scores, size);
+    if (own.noise_key.empty()) return best;
+    const NoiseKey key(own.noise_key.data(), position);
+    for (;;) {
+        const int64_t token = kernels().noisy_argmax(scores, size, best, key);
+        if (is_kept(scores, shift, token, size, own)) return token;
+        // Tokens that are no better are not kept, either.
+        const float rejected = scores[token];
+        for (int64_t i = 0; i < size; ++i) {
+            scores[i] = scores[i] <= rejected ? -std::numeric_limits<float>::infinity() : scores[i];
+        }
+    }
+}
+
 BestToken best_token(float* scores, const Limits& limits, int64_t sentence, int64_t position) {
     apply_temperature(scores, limits.vocabulary, limits);
     const float shift = log_sum_exp(scores, limits.vocabulary);
     constrain(scores, 0, limits.vocabulary, limits, sentence, position);
     const int64_t only = limits.only(sentence, position);
-    const int64_t best = only >= 0 ? only : kernels().argmax(scores, limits.vocabulary);
+    const int64_t best = only >= 0 ? only : choose_token(scores, shift, limits, sentence, position);
     return {best, scores[best] - shift};
 }
 

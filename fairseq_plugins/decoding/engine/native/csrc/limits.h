@@ -14,6 +14,10 @@ struct SentenceLimits {
     float unk_penalty = 0;
     int64_t beam = 1;             // hypotheses that a beam search keeps
     std::vector<int64_t> prefix;  // --prefix-size; `pad` leaves a position free
+    // Sampling draws tokens with this noise: sentence, sample and seed (noise.h). Empty for the best tokens.
+    std::vector<int64_t> noise_key;
+    int64_t topk = 0;  // --sampling-topk, 0 for none
+    float topp = 0;    // --sampling-topp, 0 for none
 };
 
 struct Limits {
@@ -61,6 +65,10 @@ void constrain(float* scores, int64_t begin, int64_t end, const Limits& limits, 
 
 // Returns the best allowed token. scores: [vocabulary], logits; overwritten.
 BestToken best_token(float* scores, const Limits& limits, int64_t sentence, int64_t position);
+
+// Returns the best token, or the token that is drawn for sampling. scores: [vocabulary], logits or log-probabilities,
+// -inf for forbidden tokens; overwritten. shift: subtracted from the scores it gives log-probabilities.
+int64_t choose_token(float* scores, float shift, const Limits& limits, int64_t sentence, int64_t position);
 
 // Replaces logits by the log-probabilities that fairseq's search sees at a position: -inf for forbidden tokens.
 void to_log_probs(float* scores, const Limits& limits, int64_t sentence, int64_t position);

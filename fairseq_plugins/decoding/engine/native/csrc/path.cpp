@@ -37,7 +37,7 @@ void Path::check_drafter(const Transformer& drafter, int64_t vocabulary) const {
 }
 
 void Path::choose(float* scores, const float* hidden, int64_t width, const std::vector<size_t>& indices,
-                  const std::vector<int64_t>& last, Drafts& drafts) const {
+                  Work& work) const {
     thread_local Floats factor_memory, hidden_memory, input_memory, recurrent_memory, state_memory;
     const int64_t count = indices.size(), size = ids.size();
     const int64_t rank = after ? after->inputs : 0, state_width = to_rank ? to_rank->inputs : 0,
@@ -52,7 +52,9 @@ void Path::choose(float* scores, const float* hidden, int64_t width, const std::
         std::fill_n(state, count * state_width, 0.0f);
         gru_hidden->run(hidden, count * width, from_hidden);
     }
-    std::vector<int64_t> previous = last;
+    Drafts& drafts = work.drafts;
+    std::vector<int64_t> previous;
+    for (const size_t index : indices) previous.push_back(work.batch.last_token(work.active[index]));
     bool any = true;
     for (int64_t position = 0; any && position < width; ++position) {
         for (int64_t n = 0; after && n < count; ++n) {
@@ -74,10 +76,11 @@ void Path::choose(float* scores, const float* hidden, int64_t width, const std::
         for (int64_t n = 0; n < count; ++n) {
             if (!drafts.can_add(indices[n])) continue;
             const float* sums = scores + (n * width + position) * size;
-            const int64_t best = kernels().argmax(sums, size);
-            previous[n] = ids[best];
-            const float probability = drafts.needs_probabilities() ? 1 / kernels().sum_exp(sums, size, sums[best]) : 1;
-            any |= drafts.add(indices[n], previous[n], probability);
+            const int64_t b = work.active[indices[n]];
+            const auto [token, probability] = choose_draft(
+                sums, ids, work.batch.limits, b, work.batch.lengths[b] + position, drafts.needs_probabilities());
+            previous[n] = token;
+            any |= drafts.add(indices[n], token, probability);
         }
     }
 }

@@ -27,10 +27,9 @@ struct Path {
 
     // Fills drafts: at each position with the token whose own score and transition score have the highest sum.
     //
-    // scores: [n][width][N], overwritten. hidden: [n][width][D]. indices: [n], of the drafts. last: [n], the token
-    // before each draft.
+    // scores: [n][width][N], overwritten. hidden: [n][width][D]. indices: [n], of the sentences in work.active.
     void choose(float* scores, const float* hidden, int64_t width, const std::vector<size_t>& indices,
-                const std::vector<int64_t>& last, Drafts& drafts) const;
+                Work& work) const;
 };
 
 }  // namespace spec_dec

@@ -1,10 +1,10 @@
 // Heads on the verifier predict the next tokens from the states of its last verification (Stern et al. 2018, section
 // 4).
 
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
-#include "../kernels.h"
 #include "drafters.h"
 
 namespace spec_dec {
@@ -21,6 +21,8 @@ public:
                           this->shrink->inputs == this->expand->outputs &&
                           this->shrink->outputs == heads * this->projection->inputs;
         if (!fits) throw std::invalid_argument("the heads do not fit the verifier");
+        ids.resize(this->projection->outputs);
+        std::iota(ids.begin(), ids.end(), 0);
     }
 
     int64_t max_width(const Batch&) const override { return heads; }
@@ -68,10 +70,11 @@ public:
         for_each_block(rows, max_rows, [&](int64_t first, int64_t block) {
             projection->run(projected + first * dim, block, scores);
             for (int64_t row = first; row < first + block; ++row) {
-                const float* row_scores = scores + (row - first) * vocabulary;
-                const int64_t best = kernels().argmax(row_scores, vocabulary);
-                proposals[work.active[drafted[row / heads]] * heads + row % heads] = {
-                    best, 1 / kernels().sum_exp(row_scores, vocabulary, row_scores[best])};
+                const size_t index = drafted[row / heads];
+                const int64_t b = work.active[index];
+                const int64_t position = work.batch.lengths[b] + work.emitted[index] + row % heads;
+                proposals[b * heads + row % heads] =
+                    choose_draft(scores + (row - first) * vocabulary, ids, work.batch.limits, b, position, true);
             }
         });
         for (const size_t index : drafted) has_proposals[work.active[index]] = 1;
@@ -80,7 +83,8 @@ public:
 private:
     const SharedLinear expand, shrink, projection;
     const int64_t heads;
-    std::vector<std::pair<int64_t, float>> proposals;  // [B][heads], tokens and their probabilities
+    std::vector<int64_t> ids;           // [vocabulary], all tokens
+    std::vector<DraftToken> proposals;  // [B][heads]
     std::vector<uint8_t> has_proposals;
 };
 

@@ -14,12 +14,10 @@ public:
         thread_local Rows rows;
         thread_local Floats hidden_memory, scores_memory;
         std::vector<size_t> indices;
-        std::vector<int64_t> last;
         int64_t longest = 0;
         for (size_t index = 0; index < work.active.size(); ++index) {
             if (!work.batch.is_drafted[work.active[index]] || !work.drafts.can_add(index)) continue;
             indices.push_back(index);
-            last.push_back(work.batch.last_token(work.active[index]));
             longest = std::max(longest, work.drafts.max_count(index));
         }
         if (indices.empty()) return;
@@ -45,7 +43,7 @@ public:
         }
         float* scores = at_least(scores_memory, count * model->projection->outputs);
         model->projection->run(hidden, count, scores);
-        path.choose(scores, hidden, longest, indices, last, work.drafts);
+        path.choose(scores, hidden, longest, indices, work);
     }
 
 protected:

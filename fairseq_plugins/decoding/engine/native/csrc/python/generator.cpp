@@ -40,12 +40,13 @@ public:
     // Begins a batch: encodes its sources, unless `encoded` is given.
     void begin(const Array<int64_t, 2>& source, int64_t pad, int64_t unk, int64_t eos, int64_t first_token,
                int64_t min_len, int64_t max_len, float unk_penalty, float temperature, const Maybe<int64_t, 2>& prefix,
-               GivenDrafts drafts, const Maybe<float, 3>& encoded, const Maybe<float, 3>& embedding) {
+               GivenDrafts drafts, const Maybe<float, 3>& encoded, const Maybe<float, 3>& embedding,
+               const Maybe<int64_t, 2>& noise_keys, int64_t topk, float topp) {
         const auto sentences = static_cast<int64_t>(source.shape(0)), width = static_cast<int64_t>(source.shape(1));
         Limits& limits = batch.limits;
         set_limits(pad, unk, eos, first_token, temperature, max_len);
         require(min_len <= max_len, "the lengths are not possible");
-        limits.of_sentences.assign(sentences, {min_len, max_len, unk_penalty, beam, {}});
+        limits.of_sentences.assign(sentences, {min_len, max_len, unk_penalty, beam, {}, {}, topk, topp});
         require(drafts.empty() || static_cast<int64_t>(drafts.size()) == sentences,
                 "the number of drafts differs from that of the sentences");
         for (const auto& of_sentence : drafts) {
@@ -64,6 +65,14 @@ public:
                 limits.of_sentences[b].prefix.assign(own, own + limits.prefix_width);
                 for (const int64_t token : limits.of_sentences[b].prefix)
                     require(0 <= token && token < limits.vocabulary, "a prefix is outside of the vocabulary");
+            }
+        }
+        if (noise_keys) {
+            require(static_cast<int64_t>(noise_keys->shape(0)) == sentences && noise_keys->shape(1) == 4,
+                    "the number of keys of the noise differs from that of the sentences");
+            for (int64_t b = 0; b < sentences; ++b) {
+                const int64_t* key = noise_keys->data() + 4 * b;
+                limits.of_sentences[b].noise_key.assign(key, key + 4);
             }
         }
         const nb::gil_scoped_release release;
@@ -162,12 +171,14 @@ public:
 
     void admit(int64_t id, std::vector<int64_t> source, int64_t min_len, int64_t max_len, float unk_penalty,
                int64_t sentence_beam, std::vector<int64_t> prefix, std::vector<std::vector<int64_t>> drafts,
-               bool streams) {
-        opened().admit({id,
-                        std::move(source),
-                        {min_len, max_len, unk_penalty, sentence_beam, std::move(prefix)},
-                        std::move(drafts),
-                        streams});
+               bool streams, std::vector<int64_t> noise_key, int64_t topk, float topp) {
+        require(noise_key.empty() || noise_key.size() == 4, "a key of the noise has four numbers");
+        opened().admit(
+            {id,
+             std::move(source),
+             {min_len, max_len, unk_penalty, sentence_beam, std::move(prefix), std::move(noise_key), topk, topp},
+             std::move(drafts),
+             streams});
     }
 
     void cancel(int64_t id) { opened().cancel(id); }
@@ -287,7 +298,7 @@ void bind_generator(nb::module_& m) {
              "acceptance"_a.none(), "policy"_a.none(), "beam"_a, "min_sentences"_a, "micro_batch_rows"_a)
         .def("begin", &Generator::begin, "source"_a, nb::kw_only(), "pad"_a, "unk"_a, "eos"_a, "first_token"_a,
              "min_len"_a, "max_len"_a, "unk_penalty"_a, "temperature"_a, "prefix"_a.none(), "drafts"_a = GivenDrafts(),
-             "encoded"_a.none(), "embedding"_a.none())
+             "encoded"_a.none(), "embedding"_a.none(), "noise_keys"_a.none() = nb::none(), "topk"_a = 0, "topp"_a = 0)
         .def("run", &Generator::run, "iterations"_a = -1)
         .def("outputs", &Generator::outputs)
         .def("last_iteration", &Generator::last_iteration)
@@ -295,7 +306,8 @@ void bind_generator(nb::module_& m) {
         .def("open", &Generator::open, nb::kw_only(), "pad"_a, "unk"_a, "eos"_a, "first_token"_a, "temperature"_a,
              "threads"_a, "max_sentences"_a, "max_source"_a, "max_len"_a)
         .def("admit", &Generator::admit, "id"_a, "source"_a, nb::kw_only(), "min_len"_a, "max_len"_a, "unk_penalty"_a,
-             "beam"_a, "prefix"_a, "drafts"_a, "streams"_a)
+             "beam"_a, "prefix"_a, "drafts"_a, "streams"_a, "noise_key"_a = std::vector<int64_t>(), "topk"_a = 0,
+             "topp"_a = 0)
         .def("cancel", &Generator::cancel, "id"_a)
         .def("load", &Generator::load)
         .def("take", &Generator::take, "seconds"_a)
