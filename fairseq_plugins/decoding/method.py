@@ -11,7 +11,7 @@ from torch import nn
 
 from fairseq_plugins.decoding.drafters import Drafter
 from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.engine.native.model import NativeWeights
+from fairseq_plugins.decoding.engine.kernel_weights import KernelWeights
 from fairseq_plugins.decoding.sampling import Sampling
 from fairseq_plugins.decoding.search import GreedySearch, Search
 from fairseq_plugins.decoding.search.rules import Rule, exact
@@ -49,7 +49,7 @@ def draft_and_verify(context: "MethodContext", drafter: Drafter, rule: Rule = ex
 class NativeMethod:
     """The parts of the loop in the compiled kernels, objects of the extension module."""
 
-    weights: NativeWeights  # converts the verifier's weights
+    weights: KernelWeights  # converts the verifier's weights
     drafter: Any = None  # None for greedy decoding
     acceptance: Any = None  # a relaxed acceptance rule; None for exact acceptance
     policy: Any = None  # chooses draft width and verified rows; None verifies every drafted token
@@ -82,7 +82,7 @@ class MethodContext:
     source: Dictionary | None  # None for speech
     target: Dictionary
     engine: Engine  # runs PyTorch's operations
-    weights: NativeWeights | None = None  # converts weights for the compiled kernels; None turns the kernels off
+    weights: KernelWeights | None = None  # converts weights for the compiled kernels; None turns the kernels off
     temperature: float = 1.0
     beam: int = 1  # hypotheses per sentence, for beam search
     is_traced: bool = False  # record the drafter's probabilities for traces
@@ -91,7 +91,7 @@ class MethodContext:
     sampling: Sampling | None = None  # draws tokens; None for the best ones
 
     @property
-    def native_weights(self) -> NativeWeights:
+    def native_weights(self) -> KernelWeights:
         """`weights`, for methods that run on the compiled kernels."""
         assert self.weights is not None
         return self.weights

@@ -294,7 +294,8 @@ def native_weights(cfg: Any, batch_invariant: bool = False) -> NativeWeights | N
     """Return the kernels' weight format; None if an option turns them off."""
     if cfg.no_compiled_steps:
         return None
-    return NativeWeights(not cfg.no_packed_weights, _precision(cfg), batch_invariant)
+    packed = not cfg.no_packed_weights
+    return NativeWeights(packed, precision=_precision(cfg), batch_invariant=batch_invariant)
 
 
 def _precision(cfg: Any) -> Precision:
