@@ -21,7 +21,7 @@ from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.commands.files import write_atomically
 from fairseq_plugins.commands.values import positive
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.loading import read_checkpoint
+from fairseq_plugins.loading import read_state
 
 _NUMBERED = re.compile(r"checkpoint(?:_\d+_)?(\d+)\.pt")
 
@@ -54,7 +54,7 @@ def average(files: Sequence[Path]) -> dict[str, Any]:
     total: dict[str, Tensor] = {}
     state: dict[str, Any] = {}
     for file in files:
-        read_checkpoint(str(file), "checkpoint")  # raises the errors of unreadable files
+        read_state(str(file), "checkpoint")  # raises the errors of unreadable files
         state = torch.load(file, map_location="cpu")
         weights = state["model"]
         shapes = {name: value.shape for name, value in weights.items()}

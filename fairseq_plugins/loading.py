@@ -9,6 +9,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from torch import nn
 
+from fairseq_plugins.checkpoint_settings import check_settings, model_name
 from fairseq_plugins.errors import NOT_OF_FAIRSEQ_TRAIN, ConfigurationError, nearest_checkpoint, unreadable_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -19,7 +20,14 @@ _OPTIONS_OF_LANGUAGE_TOKENS = ("encoder_langtok", "decoder_langtok", "langtoks")
 
 
 def read_checkpoint(path: str, option: str) -> tuple[dict[str, Any], Any]:
-    """Return the state of a checkpoint (weights under "model"), on the CPU, and the options of its model.
+    """Return what `read_state` does; raise ConfigurationError also for settings that fairseq must not build."""
+    state, model_cfg = read_state(path, option)
+    check_settings(model_cfg, f"{option} {path}")
+    return state, model_cfg
+
+
+def read_state(path: str, option: str) -> tuple[dict[str, Any], Any]:
+    """Return the state of a checkpoint (weights under "model"), on the CPU, and the options of its model, unchecked.
 
     `option` is the option that named the file, for errors. Raises ConfigurationError for a missing or truncated file.
     """
@@ -38,11 +46,6 @@ def read_checkpoint(path: str, option: str) -> tuple[dict[str, Any], Any]:
         raise ConfigurationError(f"{option} {path}: {NOT_OF_FAIRSEQ_TRAIN}")
     cfg = state["cfg"] if state.get("cfg") is not None else convert_namespace_to_omegaconf(state["args"])
     return state, cfg.model
-
-
-def model_name(model_cfg: Any) -> str:
-    """Return the name of a model in fairseq's registry, from its options."""
-    return model_cfg._name if "_name" in model_cfg else model_cfg.arch
 
 
 def check_task(model_cfg: Any, task: Any, option: str) -> None:
@@ -100,11 +103,10 @@ def build_model(
     required: type[nn.Module] | None = None,
     **build: Any,
 ) -> nn.Module:
-    """Build the model as `load_model` does, from `state` and `model_cfg` of `read_checkpoint`."""
+    """Build the model as `load_model` does, from `state` and `model_cfg` of `read_checkpoint`, which checks them."""
     kind = model_name(model_cfg)
     model_class = models.ARCH_MODEL_REGISTRY.get(kind) or models.MODEL_REGISTRY.get(kind)
-    if model_class is None:
-        raise ConfigurationError(f"{option} {path}: unknown model {kind}; pass the --user-dir that defines it")
+    assert model_class is not None  # as `read_checkpoint` has checked
     if required is not None and not issubclass(model_class, required):
         raise ConfigurationError(f"{option} {path}: holds a {kind}, not a {required.__name__}; give another checkpoint")
     was_loading = getattr(task, "loading_checkpoint", False)

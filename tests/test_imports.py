@@ -13,6 +13,7 @@ LAYERS = (
     ("version",),
     ("help_texts", "output"),
     ("deferred", "ending", "errors", "fingerprints", "freed_memory", "gpu_bf16", "safe_loading", "stopping"),
+    ("checkpoint_settings",),
     ("commands", "loading"),
     ("data",),
     ("models",),

@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import os
 import shutil
+from argparse import Namespace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,14 @@ import torch
 from fairseq.data import Dictionary
 
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.loading import read_checkpoint
+
+# Tasks of checkpoints that can be converted, and the tasks that the converter sets up.
+_TASKS = {
+    "translation": "translation",
+    "spec_dec": "translation",
+    "translation_multi_simple_epoch": "translation_multi_simple_epoch",
+}
 
 
 def is_installed() -> bool:
@@ -39,7 +48,9 @@ def convert(checkpoint: str, task_cfg: Any, folder: Path) -> Path:
     partial = target.with_name(target.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
-    converter = FairseqConverter(checkpoint, str(task_cfg.data), task_cfg.source_lang, task_cfg.target_lang)
+    checked = target.with_name(target.name + ".pt")
+    _write_checked(checkpoint, checked)
+    converter = FairseqConverter(str(checked), str(task_cfg.data), task_cfg.source_lang, task_cfg.target_lang)
     try:
         converter.convert(str(partial))
     except (ValueError, KeyError, AttributeError, RuntimeError) as error:
@@ -47,8 +58,23 @@ def convert(checkpoint: str, task_cfg: Any, folder: Path) -> Path:
             f"--path {checkpoint}: CTranslate2 cannot convert it ({' '.join(str(error).split())[:200]}); "
             "choose other rows with --decoders"
         ) from error
+    finally:
+        checked.unlink()
     os.replace(partial, target)
     return target
+
+
+def _write_checked(checkpoint: str, path: Path) -> None:
+    """Write the weights of a checkpoint, with checked settings: the converter builds task and model from its file."""
+    state, settings = read_checkpoint(checkpoint, "--path")
+    task = getattr(settings, "task", None)
+    if task not in _TASKS or not isinstance(settings, Namespace):
+        raise ConfigurationError(
+            f"--path {checkpoint}: was trained with --task {task}, from which CTranslate2 cannot convert it; choose "
+            "other rows with --decoders"
+        )
+    settings.task = _TASKS[task]
+    torch.save({"args": settings, "model": state["model"]}, path)
 
 
 class CTranslate2Generator:

@@ -14,6 +14,7 @@ from fairseq.tasks import FairseqTask
 from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
 from torch import nn
 
+from fairseq_plugins.checkpoint_settings import check_settings, model_name
 from fairseq_plugins.commands.files import destination
 from fairseq_plugins.commands.session import options_of
 from fairseq_plugins.decoding import methods
@@ -38,7 +39,7 @@ from fairseq_plugins.decoding.stats import DecodingStats
 from fairseq_plugins.decoding.trace_writer import Tracer, TraceWriter, check_traceable
 from fairseq_plugins.ending import close_with
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.loading import build_model, model_name, read_checkpoint, unwrap
+from fairseq_plugins.loading import build_model, read_checkpoint, unwrap
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.tasks.drafts import LineNumbers, TaskDrafts
 
@@ -237,6 +238,12 @@ class DecodesWithDrafts(FairseqTask):
         """Check the options (`check_options`) before anything is loaded, then set the task up."""
         check_options(cfg)
         return with_args(super().setup_task(cfg, **kwargs))
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> nn.Module:
+        """Build a model; check the settings of a checkpoint first."""
+        if from_checkpoint:
+            check_settings(cfg, "--path")
+        return super().build_model(cfg, from_checkpoint)
 
     def build_generator(self, models: Sequence[nn.Module], args: Any, *more: Any, **named: Any) -> Any:
         """Build the decoder named by `--decoder`; see `Decoding.build`."""

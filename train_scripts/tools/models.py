@@ -10,6 +10,7 @@ from fairseq.data import data_utils
 from fairseq_plugins.averaging import average, to_half, write_checkpoint
 from fairseq_plugins.errors import ConfigurationError  # the plugin also lets torch read fairseq's checkpoints
 from fairseq_plugins.fingerprints import state_fingerprint
+from fairseq_plugins.loading import read_checkpoint
 from fairseq_plugins.models.block_nat.model import OF_VERIFIER
 
 
@@ -80,7 +81,7 @@ def size_options(model: Path) -> str:
     Args:
         model: checkpoint of the Transformer.
     """
-    sizes = vars(torch.load(model, map_location="cpu")["cfg"]["model"])
+    sizes = vars(read_checkpoint(str(model), "model")[1])
     return "\n".join(
         f"--{part}-{name.replace('_', '-')} {sizes[f'{part}_{name}']}"
         for part in ("encoder", "decoder")
@@ -94,7 +95,7 @@ def model_options(model: Path) -> str:
     Args:
         model: checkpoint of the weights.
     """
-    of_model = vars(torch.load(model, map_location="cpu")["cfg"]["model"])
+    of_model = vars(read_checkpoint(str(model), "model")[1])
     flags = (
         *("share_all_embeddings", "share_decoder_input_output_embed", "encoder_normalize_before"),
         *("decoder_normalize_before", "encoder_learned_pos", "decoder_learned_pos", "layernorm_embedding"),

@@ -1,0 +1,146 @@
+"""Check the settings of a checkpoint before fairseq builds a model from them.
+
+fairseq's builders evaluate some settings as Python code (`adaptive_softmax_cutoff`, the layers of `fconv`), and load
+further files that others name. PyTorch's safe loading does not prevent either: settings are plain text.
+"""
+
+import argparse
+import ast
+import enum
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from omegaconf import OmegaConf, open_dict
+
+from fairseq_plugins.errors import ConfigurationError
+
+# Models of fairseq whose builders evaluate nothing but numbers, and need no file. Classes of other packages, such as
+# ours and those of --user-dir, are code that the user has chosen.
+_MODELS = ("transformer", "transformer_align", "multilingual_transformer", "bart", "s2t_transformer")
+# Files that weights are copied from in training. A loaded model has its own weights.
+_FILES_OF_TRAINING = (
+    *("encoder_embed_path", "decoder_embed_path"),
+    *("load_pretrained_encoder_from", "load_pretrained_decoder_from"),
+)
+# Text without quotes and brackets calls nothing when it is evaluated, and without `**` and `<<` makes no huge number.
+_HARMLESS = re.compile(r"(?!.*(\*\*|<<))[^()\[\]{}'\"`\\]*", re.DOTALL)
+_MAX_DEPTH = 10
+
+
+def model_name(model_cfg: Any) -> str:
+    """Return the name of a model in fairseq's registry, from its settings, as fairseq finds it."""
+    return getattr(model_cfg, "_name", None) or getattr(model_cfg, "arch", None) or ""
+
+
+def check_settings(model_cfg: Any, source: str) -> None:
+    """Check the settings of a model before it is built; remove those that name files of its training.
+
+    Text that the model's class does not declare and that could be code is replaced by None.
+
+    Args:
+        model_cfg: settings of a model from a checkpoint; changed in place.
+        source: the option that named the checkpoint, and its file, for errors.
+
+    Raises:
+        ConfigurationError: for an architecture whose builder evaluates text or loads other files, and a setting of
+            another type than the architecture declares, or that could be code.
+    """
+    declared = _declared(model_name(model_cfg), source)
+    values = _items(model_cfg)
+    if values is None:
+        raise ConfigurationError(f"{source}: its settings are a {type(model_cfg).__name__}; give another checkpoint")
+    hidden = [name for name in _FILES_OF_TRAINING if values.get(name) is not None]
+    for name, value in values.items():
+        option = declared.get(name)
+        if name in hidden:
+            continue
+        if option is not None:
+            _check_declared(name, value, option, source)
+        elif isinstance(value, str) and not _is_harmless(value):
+            hidden.append(name)
+        else:
+            _check_value(name, value, source)
+    for name in hidden:
+        if OmegaConf.is_config(model_cfg):
+            with open_dict(model_cfg):
+                model_cfg[name] = None
+        else:
+            setattr(model_cfg, name, None)
+
+
+def _declared(name: str, source: str) -> dict[str, argparse.Action]:
+    """Return the options that a model's class declares; raise ConfigurationError for a class that is not allowed."""
+    model_class = ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name)
+    if model_class is None:
+        raise ConfigurationError(f"{source}: unknown model {name[:50]!r}; pass the --user-dir that defines it")
+    is_fairseqs = model_class.__module__.partition(".")[0] == "fairseq"
+    if is_fairseqs and model_class not in [MODEL_REGISTRY[model] for model in _MODELS]:
+        raise ConfigurationError(
+            f"{source}: holds a {model_class.__name__} ({name}), which is not decoded here: fairseq may run code from "
+            "the settings of such a file, or load other files; if you trust it, use fairseq without this plugin"
+        )
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    model_class.add_args(parser)
+    return {action.dest: action for action in parser._actions}
+
+
+def _check_declared(name: str, value: Any, option: argparse.Action, source: str) -> None:
+    is_number = option.type in (int, float) or option.nargs == 0
+    if is_number and value is not None and not isinstance(value, (bool, int, float)):
+        raise ConfigurationError(f"{source}: its setting {name} is {_shown(value)}, not a number; {_REMEDY}")
+    if option.choices is not None and isinstance(value, str) and value not in option.choices:
+        known = ", ".join(map(str, option.choices))
+        raise ConfigurationError(f"{source}: its setting {name} is {_shown(value)}, not one of {known}; {_REMEDY}")
+    _check_value(name, value, source)
+
+
+_REMEDY = "give a checkpoint as fairseq-train writes it"
+
+
+def _check_value(name: str, value: Any, source: str, depth: int = 0) -> None:
+    if value is None or isinstance(value, (bool, int, float, enum.Enum)):
+        return
+    if isinstance(value, str):
+        if not _is_harmless(value):
+            raise ConfigurationError(f"{source}: its setting {name} is {_shown(value)}, which could be code; {_REMEDY}")
+        return
+    inner = _items(value)
+    if inner is None and (isinstance(value, (list, tuple)) or OmegaConf.is_list(value)):
+        inner = {str(number): item for number, item in enumerate(value)}
+    if inner is None or depth > _MAX_DEPTH:
+        raise ConfigurationError(f"{source}: its setting {name} is a {type(value).__name__}; {_REMEDY}")
+    for key, item in inner.items():
+        _check_value(f"{name}.{key}"[:100], item, source, depth + 1)
+
+
+def _items(value: Any) -> dict[str, Any] | None:
+    """Return the entries of settings that have some, without resolving references; else None."""
+    if OmegaConf.is_config(value):
+        value = OmegaConf.to_container(value, resolve=False)
+    if isinstance(value, argparse.Namespace):
+        value = vars(value)
+    return {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else None
+
+
+def _is_harmless(text: str) -> bool:
+    """Return whether text does nothing when it is evaluated: it calls nothing, or it is a literal."""
+    if _HARMLESS.fullmatch(text):
+        return True
+    try:
+        json.loads(text)
+        return True
+    except (ValueError, RecursionError):
+        pass
+    try:
+        ast.literal_eval(text)
+        return True
+    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+        return False
+
+
+def _shown(value: Any) -> str:
+    text = ascii(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
