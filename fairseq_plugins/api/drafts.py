@@ -1,8 +1,9 @@
 """Check drafts that callers give, for `--decoder reuse`, and cut them into subwords."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from fairseq_plugins.api.inputs import whole_texts_of
 from fairseq_plugins.errors import ConfigurationError
 
 Drafts = str | Sequence[str] | None
@@ -17,11 +18,14 @@ def cut_drafts(drafts: Any, cut: Callable[[str], list[str]]) -> list[list[list[s
         cut: splits target text into subwords.
 
     Raises:
-        ConfigurationError: for a single string, which cannot belong to several sentences.
+        ConfigurationError: for a single string, which cannot belong to several sentences, or half of a character.
+        TypeError: for anything but strings.
     """
     if isinstance(drafts, str):
         raise ConfigurationError("drafts: are one string, and the text is a list; give a list, with None for no draft")
-    by_sentence = ([] if given is None else [given] if isinstance(given, str) else given for given in drafts)
+    if isinstance(drafts, bytes) or not isinstance(drafts, Iterable):
+        raise TypeError(f"drafts: is {type(drafts).__name__}; give a string, several, or None for each sentence")
+    by_sentence = [[] if given is None else whole_texts_of(given, f"drafts[{n}]") for n, given in enumerate(drafts)]
     return [[cut(draft) for draft in given] for given in by_sentence]
 
 

@@ -4,10 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fairseq.dataclass.configs import GenerationConfig
-from omegaconf import OmegaConf
-
-from fairseq_plugins.api.options import CALL, SearchOptions, check_names, names, set_option
+from fairseq_plugins.api.options import CALL, CallOptions, SearchOptions, check_arguments, check_names, names
 from fairseq_plugins.commands.session import Session
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.errors import ConfigurationError
@@ -60,21 +57,15 @@ class Generators:
                 an option that does not exist or only `load` takes.
         """
         check_names(options, CALL)
-        given = {"beam": None, "num_hypotheses": 1, "batch_size": BATCH_SIZE, **options}
+        given = {"beam": None, "num_hypotheses": 1, "batch_size": BATCH_SIZE, **check_arguments(options, CallOptions)}
         beam, num_hypotheses, batch_size = (given.pop(name) for name in ("beam", "num_hypotheses", "batch_size"))
-        if batch_size < 1:
-            raise ConfigurationError(f"batch_size={batch_size}: give at least 1")
-        if beam is not None and beam < 1:
-            raise ConfigurationError(f"beam={beam}: give at least 1")
         if not self.searches_beams and beam not in (None, 1):
             raise ConfigurationError(f'beam={beam}: {self._spec.name} keeps one hypothesis; use decoder="fast-beam"')
         size = 1 if not self.searches_beams else _DEFAULT_BEAM if beam is None else beam
-        if num_hypotheses < 1:
-            raise ConfigurationError(f"num_hypotheses={num_hypotheses}: give at least 1")
         if num_hypotheses > size:
             remedy = "raise beam=" if self.searches_beams else 'use decoder="fast-beam"'
             raise ConfigurationError(f"num_hypotheses={num_hypotheses}: {self._spec.name} keeps {size}; {remedy}")
-        return Search(size, num_hypotheses, batch_size, {**self._defaults, **_checked(given)})
+        return Search(size, num_hypotheses, batch_size, {**self._defaults, **given})
 
     def take(self, search: Search) -> Any:
         """Return an unused generator, set to the options of this call."""
@@ -101,12 +92,3 @@ def configure(generator: Any, search: Search) -> None:
     """Set the options of a call in a generator."""
     for name, value in search.options.items():
         setattr(generator, _ATTRIBUTES.get(name, name), not value if name == "unnormalized" else value)
-
-
-def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    if not options:
-        return {}
-    cfg = OmegaConf.structured(GenerationConfig())
-    for name, value in options.items():
-        set_option(cfg, name, value)
-    return {name: cfg[name] for name in options}

@@ -18,7 +18,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from fairseq_plugins.api.files import GPT2_FILES, ModelFiles, find_files
 from fairseq_plugins.api.model import Model
-from fairseq_plugins.api.options import LOAD, LoadOptions, SearchOptions, check_names, names, set_option
+from fairseq_plugins.api.options import (
+    LOAD,
+    LoadArguments,
+    LoadOptions,
+    SearchOptions,
+    check_arguments,
+    check_names,
+    names,
+    set_option,
+)
 from fairseq_plugins.api.other_tasks import task_configuration
 from fairseq_plugins.api.spelling import python_errors
 from fairseq_plugins.commands.parsing import check_paths
@@ -88,13 +97,12 @@ def load(
     arguments = {name: value for name, value in locals().items() if name != "options"} | options
     with python_errors(explains=True):
         of_task = "" if task == "spec_dec" else f"give options of the task {task} as task_options=; else "
+        check_arguments(arguments, LoadArguments)
         check_names(options, LOAD, _fitting(decoder), of_task)
         if decoder is not None and decoder not in methods.DECODERS:
             raise ConfigurationError(f"decoder {decoder!r}: choose from {', '.join(methods.DECODERS)}")
         if precision not in ("fp32", "fp16", "bf16"):
             raise ConfigurationError(f"precision {precision!r}: choose from fp32, fp16, bf16")
-        if threads is not None and threads < 1:
-            raise ConfigurationError(f"threads={threads}: give at least 1")
         has_heads = decoder is not None and methods.find(decoder).name == "blockwise"
         is_own = task == "spec_dec"
         files = find_files(folder, verifier, drafter, data, (source_lang, target_lang), subwords, has_heads, is_own)

@@ -2,11 +2,15 @@
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, overload
+from typing import IO, TypedDict, overload
 
-from fairseq_plugins.commands.files import lock, unwritable
+from fairseq_plugins.api.forks import usable_in_forks
+from fairseq_plugins.api.inputs import whole_texts_of
+from fairseq_plugins.commands.files import lock, unlock, unwritable
+from fairseq_plugins.commands.typed_values import parse_json
+from fairseq_plugins.data.sentences import is_blank
 from fairseq_plugins.errors import ConfigurationError
 
 FILE = "memory.jsonl"
@@ -34,7 +38,8 @@ class Memory:
 
     def __init__(self, folder: str | Path) -> None:
         self.path = Path(folder).absolute() / FILE  # for programs that change directory
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        usable_in_forks(self)
         self._forget()
         self._refresh()
 
@@ -58,6 +63,7 @@ class Memory:
         Raises:
             ConfigurationError: as `Memory`.
         """
+        whole_texts_of(text, "text")
         self._refresh()
         return self._similar(text) if isinstance(text, str) else [self._similar(one) for one in text]
 
@@ -65,27 +71,43 @@ class Memory:
         """Append new outputs; skip blank ones.
 
         Raises:
-            ConfigurationError: if the folder cannot be written or locked; or as `Memory`.
+            ConfigurationError: for half of a character, if the folder cannot be written or locked; or as `Memory`.
+                Nothing is added then.
+            TypeError: for anything but strings.
         """
+        # All are checked before the first is written.
+        if isinstance(sources, str) or isinstance(targets, str):
+            raise TypeError("sources, targets: give a list of each, of as many strings")
+        whole_texts_of(sources, "sources"), whole_texts_of(targets, "targets")
+        if len(sources) != len(targets):
+            raise ConfigurationError(f"targets: are {len(targets)}, and sources {len(sources)}; give one for each")
         pairs = dict(zip(sources, targets, strict=True))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._lock, open(self.path, "a+b") as file:
                 lock(file, self.path, wait=True)
-                rest = self._read(file)
-                if _pair(rest) is None:
-                    # A killed process left part of a line.
-                    file.truncate(self._end)
-                else:
-                    file.write(b"\n")
-                for source, target in pairs.items():
-                    if source.strip() and target.strip() and self._targets.get(source) != target:
-                        line = json.dumps({"source": source, "target": target}, ensure_ascii=False)
-                        file.write(line.encode("utf-8") + b"\n")
-                file.flush()
-                self._read(file)
+                try:
+                    self._append(file, pairs)
+                finally:
+                    # A child that was forked meanwhile has the file open, too, and would keep the lock.
+                    unlock(file)
         except OSError as error:
             raise unwritable(self.path, "memory", error) from error
+
+    def _append(self, file: IO[bytes], pairs: Mapping[str, str]) -> None:
+        """Append the new ones of pairs of source and target."""
+        rest = self._read(file)
+        if _pair(rest) is None:
+            # A killed process left part of a line.
+            file.truncate(self._end)
+        else:
+            file.write(b"\n")
+        for source, target in pairs.items():
+            if not is_blank(source) and not is_blank(target) and self._targets.get(source) != target:
+                line = json.dumps({"source": source, "target": target}, ensure_ascii=False)
+                file.write(line.encode("utf-8") + b"\n")
+        file.flush()
+        self._read(file)
 
     def _similar(self, text: str) -> list[str]:
         from rapidfuzz import fuzz, process  # imports 46 modules that only a memory needs
@@ -128,11 +150,15 @@ class Memory:
         return rest
 
 
+class _Pair(TypedDict):
+    source: str
+    target: str
+
+
 def _pair(line: bytes) -> tuple[str, str] | None:
     """Return source and target of a line; None if the line is incomplete or has other content."""
     try:
-        values = json.loads(line)
-        pair = values["source"], values["target"]
-    except (ValueError, TypeError, KeyError):
+        values: _Pair = parse_json(line, _Pair)
+    except ValueError:
         return None
-    return pair if all(isinstance(text, str) for text in pair) else None
+    return values["source"], values["target"]

@@ -1,27 +1,33 @@
 """A loaded model: raw text or subwords in, translations out."""
 
-import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Literal, Unpack, overload
 
-import torch
 from torch import Tensor
 
 from fairseq_plugins.api import live
+from fairseq_plugins.api.batches import BatchDecoder
 from fairseq_plugins.api.drafts import Drafts, check_drafts, cut_drafts
-from fairseq_plugins.api.generators import Generators, Search
+from fairseq_plugins.api.generators import Search
+from fairseq_plugins.api.inputs import (
+    OnError,
+    Split,
+    attempted,
+    check_characters,
+    check_choice,
+    check_string,
+    check_tokens,
+    texts_of,
+    warn_of_lines,
+)
 from fairseq_plugins.api.options import CallOptions, SearchOptions
-from fairseq_plugins.api.results import CallStatistics, RecordedStats, Step, Translation
+from fairseq_plugins.api.results import CallStatistics, Step, Translation
 from fairseq_plugins.api.service import MAX_BEAM, MAX_SENTENCES, Service
-from fairseq_plugins.api.spelling import python_errors
-from fairseq_plugins.api.text import TextCoder
 from fairseq_plugins.commands.session import Session
-from fairseq_plugins.decoding import methods
+from fairseq_plugins.data.sentences import join_text, split_text
 from fairseq_plugins.decoding.backends import Backend
-from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.state import StepOutput
 from fairseq_plugins.errors import ConfigurationError
 
@@ -29,7 +35,7 @@ _BATCHES_AHEAD = 32
 Texts = Iterable[str]
 
 
-class Model:
+class Model(BatchDecoder):
     """A model and its decoder; made by `fairseq_plugins.load`.
 
     Thread-safe: calls of several threads take turns batch by batch, and each thread has the statistics of its own
@@ -49,19 +55,11 @@ class Model:
         threads: int | None = None,
         reload: Callable[[], "Model"] | None = None,
     ) -> None:
-        self._session = session
+        super().__init__(session, threads)
         self._reload = reload
-        self._threads = threads
-        self._spec, _ = methods.chosen(session.cfg.task)
-        self._text = TextCoder(session)
-        self._generators = Generators(session, self._spec)
-        self._lock = threading.RLock()
-        self._thread = threading.local()
         self.decoder: str = self._spec.name
         self.is_lossless: bool = self._spec.is_lossless and not session.cfg.task.int8
         self.source_lang, self.target_lang = languages
-        # Build a generator, so that options that do not fit the model fail here, not at the first sentence.
-        self._give_back(self._take(self._generators.search({})))
         # The task may put a language token before each source.
         blank = session.batch(self._dataset([self._text.source([])]), [0])
         self.max_source_tokens: int = session.max_positions[0] + 1 - int(blank["net_input"]["src_lengths"][0])
@@ -88,11 +86,6 @@ class Model:
             self._give_back(generator)
         return f"{backend.name}: {backend.reason}"
 
-    @property
-    def statistics(self) -> CallStatistics:
-        """Counts of this thread's last call; for an iterator that has not ended, counts so far."""
-        return getattr(self._thread, "statistics", None) or CallStatistics()
-
     # Where a string is given, mypy takes the first of the signatures that fit.
     @overload
     def translate(  # type: ignore[overload-overlap]
@@ -109,6 +102,8 @@ class Model:
         *,
         drafts: Sequence[Drafts] | None = ...,
         return_scores: Literal[False] = ...,
+        split: Split | None = ...,
+        on_error: Literal["raise"] = ...,
         **options: Unpack[CallOptions],
     ) -> list[str]: ...
     @overload
@@ -118,8 +113,30 @@ class Model:
         *,
         drafts: Sequence[Drafts] | None = ...,
         return_scores: Literal[True],
+        on_error: Literal["raise"] = ...,
         **options: Unpack[CallOptions],
     ) -> list[Translation]: ...
+    @overload
+    def translate(
+        self,
+        text: Texts,
+        *,
+        drafts: Sequence[Drafts] | None = ...,
+        return_scores: Literal[False] = ...,
+        split: Split | None = ...,
+        on_error: Literal["skip"],
+        **options: Unpack[CallOptions],
+    ) -> list[str | None]: ...
+    @overload
+    def translate(
+        self,
+        text: Texts,
+        *,
+        drafts: Sequence[Drafts] | None = ...,
+        return_scores: Literal[True],
+        on_error: Literal["skip"],
+        **options: Unpack[CallOptions],
+    ) -> list[Translation | None]: ...
 
     def translate(
         self,
@@ -127,35 +144,77 @@ class Model:
         *,
         drafts: Drafts | Sequence[Drafts] = None,
         return_scores: bool = False,
+        split: Split | None = None,
+        on_error: OnError = "raise",
         **options: Unpack[CallOptions],
-    ) -> str | Translation | list[str] | list[Translation]:
+    ) -> Any:
         """Translate a sentence, or several.
 
         Args:
-            text: raw text of a sentence, or sentences. A blank sentence gives an empty translation.
+            text: raw text, one sentence a string; a list of strings for several. Blank text, which shows nothing, gives
+                an empty translation.
             drafts: for decoder="reuse", guesses such as an earlier translation, which never change the output: a
                 string, several, or None; for several sentences, a list of these.
             return_scores: return a `Translation` instead of each string.
+            split: "sentences" splits each string into its sentences, and joins their translations with the line breaks
+                of the string. Models lose content of several sentences in one.
+            on_error: "skip" returns None for a text that cannot be translated (too long, half of a character); by
+                default it is an error, before any is translated.
             options: see `CallOptions`.
 
         Raises:
-            ConfigurationError: for a sentence that is too long, a beam that the decoder does not support, an option
-                that only `load` takes, or not one entry of `drafts` for each sentence.
+            ConfigurationError: for a text that cannot be translated, a beam that the decoder does not support, an
+                option that only `load` takes, or not one entry of `drafts` for each sentence.
+            TypeError: for text that is not made of strings.
         """
         search = self._generators.search(options)
+        check_choice(split, "split", None, "sentences")
+        check_choice(on_error, "on_error", "raise", "skip")
         if search.num_hypotheses > 1 and not return_scores:
             raise ConfigurationError(
                 f"num_hypotheses={search.num_hypotheses}: a string is one; add return_scores=True, which gives "
                 "alternatives"
             )
+        if split is not None and (return_scores or drafts is not None):
+            other = "return_scores" if return_scores else "drafts"
+            raise ConfigurationError(f'split="{split}": sentences have no {other} of their own; leave one of them out')
         self._thread.statistics = CallStatistics()
-        texts = [text] if isinstance(text, str) else list(text)
-        by_sentence = [drafts] if isinstance(text, str) and drafts is not None else drafts
+        texts, is_one = texts_of(text), isinstance(text, str)
+        names = ["text"] if is_one else [f"text[{number}]" for number in range(len(texts))]
+        by_sentence = [drafts] if is_one and drafts is not None else drafts
         ids = None if by_sentence is None else self._draft_ids(cut_drafts(by_sentence, self.tokenize), len(texts))
-        translations = self._decode([self._encode(sentence) for sentence in texts], search, ids)
-        if isinstance(text, str):
-            return translations[0] if return_scores else translations[0].text
-        return translations if return_scores else [translation.text for translation in translations]
+        if split is None:
+            translations: list[Any] = self._decode(
+                attempted(texts, lambda one, number: self._encode(one, names[number]), on_error), search, ids
+            )
+            if not return_scores:
+                translations = [translation and translation.text for translation in translations]
+        else:
+            translations = self._translate_split(texts, names, search, on_error)
+        return translations[0] if is_one else translations
+
+    def _translate_split(
+        self, texts: Sequence[str], names: Sequence[str], search: Search, on_error: OnError
+    ) -> list[str | None]:
+        """Translate the sentences of each text, and join them; None for a text that is left out."""
+
+        def read(text: str, number: int) -> tuple[list[str], list[Tensor]]:
+            name = names[number]
+            check_characters(text, name)
+            pairs = split_text(text, self.source_lang)
+            sources = [self._encode(sentence, f"{name}, sentence {place}") for place, (sentence, _) in enumerate(pairs)]
+            return [separator for _, separator in pairs], sources
+
+        readings = attempted(texts, read, on_error)
+        sources = [source for reading in readings if reading is not None for source in reading[1]]
+        translations = iter(self._decode(sources, search))
+        joined: list[str | None] = []
+        for reading in readings:
+            separators = [] if reading is None else reading[0]
+            # One translation for each separator.
+            pairs = [(next(translations).text, separator) for separator in separators]
+            joined.append(None if reading is None else join_text(pairs, self.target_lang))
+        return joined
 
     def translate_batch(
         self,
@@ -172,35 +231,52 @@ class Model:
             options: see `CallOptions`.
 
         Raises:
-            ConfigurationError: as for `translate`.
+            ConfigurationError, TypeError: as for `translate`.
         """
+        search = self._generators.search(options)
         self._thread.statistics = CallStatistics()
+        check_tokens(tokens)
         ids = self._draft_ids(drafts, len(tokens))
-        return self._decode([self._text.source(words) for words in tokens], self._generators.search(options), ids)
+        sources = [self._source(words, f"tokens[{number}]") for number, words in enumerate(tokens)]
+        return self._decode(sources, search, ids)
 
-    def translate_iterable(self, texts: Iterable[str], **options: Unpack[CallOptions]) -> Iterator[Translation]:
+    @overload
+    def translate_iterable(
+        self, texts: Texts, *, on_error: Literal["raise"] = ..., **options: Unpack[CallOptions]
+    ) -> Iterator[Translation]: ...
+    @overload
+    def translate_iterable(
+        self, texts: Texts, *, on_error: Literal["skip"], **options: Unpack[CallOptions]
+    ) -> Iterator[Translation | None]: ...
+
+    def translate_iterable(
+        self, texts: Texts, *, on_error: OnError = "raise", **options: Unpack[CallOptions]
+    ) -> Iterator[Any]:
         """Translate sentences lazily; `texts` may be endless.
 
         Args:
-            texts: raw text; 32 batches are read ahead and sorted by length.
+            texts: raw text, one sentence a string; 32 batches are read ahead and sorted by length.
+            on_error: as for `translate`.
             options: see `CallOptions`.
 
         Yields:
             a `Translation` of each sentence, in order.
 
         Raises:
-            ConfigurationError: as for `translate`, when the sentence is reached.
-            TypeError: for a string by itself.
+            ConfigurationError, TypeError: as for `translate`, when the sentence is reached.
         """
-        if isinstance(texts, str):
-            raise TypeError(f"texts is one string, not several: {texts[:60]!r}; use translate, or give a list")
-        return self._lazily(iter(texts), self._generators.search(options))
+        if isinstance(texts, (str, bytes)) or not isinstance(texts, Iterable):
+            raise TypeError(f"texts: is {type(texts).__name__}; use translate, or give a list of strings")
+        check_choice(on_error, "on_error", "raise", "skip")
+        return self._lazily(iter(texts), self._generators.search(options), on_error)
 
-    def _lazily(self, texts: Iterator[str], search: Search) -> Iterator[Translation]:
-        statistics = CallStatistics()
+    def _lazily(self, texts: Iterator[str], search: Search, on_error: OnError) -> Iterator[Translation | None]:
+        statistics, before = CallStatistics(), 0
         while chunk := list(islice(texts, search.batch_size * _BATCHES_AHEAD)):
             self._thread.statistics = statistics
-            yield from self._decode([self._encode(text) for text in chunk], search)
+            sources = attempted(chunk, lambda text, number: self._encode(text, f"texts[{before + number}]"), on_error)  # noqa: B023
+            yield from self._decode(sources, search)
+            before += len(chunk)
 
     def stream(self, text: str, **options: Unpack[SearchOptions]) -> Iterator[Step]:
         """Translate a sentence and yield the tokens of each iteration.
@@ -216,8 +292,7 @@ class Model:
             ConfigurationError: for a decoder that keeps several hypotheses, or a sentence that is too long.
         """
         self._check_streams()
-        source = self._encode(text)
-        self._check_length(source, 0)
+        source = self._encode(text, "text")
         if len(source) == 1:
             self._thread.statistics = CallStatistics(sentences=1)
             return iter([Step([], 0, 0, "", finished=True)])
@@ -279,7 +354,13 @@ class Model:
         return live.Session(self)
 
     def tokenize(self, text: str) -> list[str]:
-        """Split raw text into source subwords, as `translate` does."""
+        """Split raw text into source subwords, as `translate` does.
+
+        Raises:
+            ConfigurationError, TypeError: as for `translate`.
+        """
+        check_string(text, "text")
+        check_characters(text, "text")
         return self._text.tokenize(text)
 
     def detokenize(self, tokens: Sequence[str]) -> str:
@@ -290,8 +371,21 @@ class Model:
         """Return whether the target's dictionary has a subword."""
         return token in self._session.task.target_dictionary
 
-    def _encode(self, text: str) -> Tensor:
-        return self._text.source(self.tokenize(text))
+    def _encode(self, text: str, name: str) -> Tensor:
+        """Return the ids [S] of a sentence; errors name it."""
+        check_string(text, name)
+        check_characters(text, name)
+        warn_of_lines(text, name)
+        return self._source(self.tokenize(text), name)
+
+    def _source(self, tokens: Sequence[str], name: str) -> Tensor:
+        source = self._text.source(tokens)
+        if len(source) > self.max_source_tokens:
+            raise ConfigurationError(
+                f"{name}: has {len(source)} tokens, and the model reads at most {self.max_source_tokens}; split it, or "
+                'leave it out with on_error="skip"'
+            )
+        return source
 
     def _draft_ids(
         self, drafts: Sequence[Sequence[Sequence[str]]] | None, sentences: int
@@ -301,95 +395,3 @@ class Model:
             return None
         check_drafts(drafts, sentences, self.decoder)
         return [[self._text.target(draft) for draft in of_sentence] for of_sentence in drafts]
-
-    def _check_length(self, source: Tensor, number: int) -> None:
-        if len(source) > self.max_source_tokens:
-            raise ConfigurationError(
-                f"sentence {number}: has {len(source)} tokens, and the model reads at most {self.max_source_tokens}; "
-                "split it"
-            )
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Hold the lock, and set torch to the model's number of threads."""
-        with self._lock:
-            before = torch.get_num_threads()
-            if self._threads is not None:
-                torch.set_num_threads(self._threads)
-            try:
-                with python_errors():
-                    yield
-            finally:
-                if self._threads is not None:
-                    torch.set_num_threads(before)
-
-    def _take(self, search: Search) -> Any:
-        with self._turn():
-            generator = self._generators.take(search)
-        if isinstance(generator, DraftVerifyGenerator):
-            generator.stats = RecordedStats(self.decoder)
-        return generator
-
-    def _give_back(self, generator: Any) -> None:
-        with self._lock:
-            self._generators.give_back(generator)
-
-    def _dataset(self, sources: Sequence[Tensor]) -> Any:
-        dataset = self._session.task.build_dataset_for_inference(sources, [len(source) for source in sources])
-        dataset.ordered_indices()  # else fairseq's multilingual_translation has no sentences
-        return dataset
-
-    def _decode(
-        self, sources: Sequence[Tensor], search: Search, drafts: Sequence[Sequence[Sequence[int]]] | None = None
-    ) -> list[Translation]:
-        """Decode sentences in batches of similar length, and add them to the statistics of this thread's call."""
-        statistics = self._thread.statistics
-        for number, source in enumerate(sources):
-            self._check_length(source, number)
-        # Given EOS alone, a model hallucinates a sentence.
-        blank = [number for number, source in enumerate(sources) if len(source) == 1]
-        translations = {number: self._blank() for number in blank}
-        for translation in translations.values():
-            statistics.add(translation)
-        order = sorted(set(range(len(sources))) - set(blank), key=lambda number: (len(sources[number]), number))
-        generator = self._take(search)
-        try:
-            for start in range(0, len(order), search.batch_size):
-                numbers = order[start : start + search.batch_size]
-                with self._turn():
-                    sample = self._session.batch(self._dataset(sources), numbers)
-                    if drafts is not None:
-                        sample["drafts"] = [drafts[number] for number in sample["id"].tolist()]
-                    for number, translation in self._decode_batch(generator, sample, search.num_hypotheses, statistics):
-                        translations[number] = translation
-                        statistics.add(translation)
-        finally:
-            self._give_back(generator)
-        return [translations[number] for number in range(len(sources))]
-
-    def _blank(self) -> Translation:
-        return Translation("", [], 0.0, [], None if self._spec.build is None else [])
-
-    def _decode_batch(
-        self, generator: Any, sample: dict[str, Any], num_hypotheses: int, statistics: CallStatistics
-    ) -> Iterator[tuple[int, Translation]]:
-        started = time.perf_counter()
-        hypotheses = self._session.decode(generator, sample)
-        statistics.seconds += time.perf_counter() - started
-        stats = getattr(generator, "stats", None)
-        counted = stats.take() if isinstance(stats, RecordedStats) else {}
-        for number, of_sentence in zip(sample["id"].tolist(), hypotheses, strict=True):
-            stats = counted.get(number)
-            yield number, self._translation(of_sentence[:num_hypotheses], None if stats is None else stats.emitted)
-
-    def _translation(self, hypotheses: Sequence[dict[str, Tensor]], emitted: list[int] | None) -> Translation:
-        hypothesis, *others = hypotheses
-        tokens = hypothesis["tokens"].tolist()
-        return Translation(
-            text=self._text.join(tokens),
-            tokens=self._text.symbols(tokens),
-            score=float(hypothesis["score"]),
-            token_scores=hypothesis["positional_scores"].tolist(),
-            emitted=emitted,
-            alternatives=[self._translation([other], None) for other in others],
-        )

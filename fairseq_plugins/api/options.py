@@ -1,12 +1,15 @@
 """Options of `load`, `wrap` and calls: names, types, and errors for names that do not exist."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Literal, TypedDict
 
+import torch
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from fairseq_plugins.decoding.search_numbers import Count, Factor, Length, Penalty, Power, check_values
 from fairseq_plugins.errors import ConfigurationError, did_you_mean
 
 
@@ -21,12 +24,12 @@ class SearchOptions(TypedDict, total=False):
         unkpen: penalty of the unknown word, subtracted from its score.
     """
 
-    max_len_a: float
-    max_len_b: int
-    min_len: int
-    lenpen: float
+    max_len_a: Factor
+    max_len_b: Length
+    min_len: Length
+    lenpen: Power
     unnormalized: bool
-    unkpen: float
+    unkpen: Penalty
 
 
 class CallOptions(SearchOptions, total=False):
@@ -39,9 +42,9 @@ class CallOptions(SearchOptions, total=False):
             decoders.
     """
 
-    beam: int | None
-    num_hypotheses: int
-    batch_size: int
+    beam: Count | None
+    num_hypotheses: Count
+    batch_size: Count
 
 
 class DecoderOptions(TypedDict, total=False):
@@ -107,10 +110,24 @@ def names(options: type) -> set[str]:
 RENAMED = {"path": "verifier", "drafter_path": "drafter", "nbest": "num_hypotheses", "decoding_method": "decoder"}
 VALUES = {"cpu": 'device="cpu"', "fp16": 'precision="fp16"', "bf16": 'precision="bf16"'}
 
-_OF_LOAD = {
-    *("folder", "verifier", "drafter", "data", "decoder", "task", "task_options", "source_lang", "target_lang"),
-    *("subwords", "tokenizer", "device", "precision", "threads"),
-}
+
+class LoadArguments(TypedDict, total=False):
+    """Arguments of `load` beside its options; paths are strings."""
+
+    folder: str | None
+    verifier: str | None
+    drafter: str | None
+    data: str | None
+    decoder: str | None
+    task: str
+    task_options: dict[str, Any] | None
+    source_lang: str | None
+    target_lang: str | None
+    subwords: str | None
+    tokenizer: str | None
+    device: str | None
+    precision: str
+    threads: Count | None
 
 
 @dataclass(frozen=True)
@@ -128,7 +145,7 @@ class Place:
     arguments: set[str]
 
 
-LOAD = Place("load", names(LoadOptions), _OF_LOAD)
+LOAD = Place("load", names(LoadOptions), names(LoadArguments))
 WRAP = Place("wrap", names(WrapOptions), {"task", "decoder", "drafter"})
 CALL = Place("translate", names(CallOptions), {"text", "drafts", "return_scores"})
 
@@ -159,6 +176,18 @@ def _advice(name: str, place: Place, fitting: Collection[str], others: str) -> s
     nearest = did_you_mean(name, own) or did_you_mean(name, everywhere)
     fits = f"{others}there are {', '.join(sorted(fitting))} (all: docs/options.md)"
     return f"no such option; {nearest or fits}"
+
+
+def check_arguments(given: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    """Return arguments with the types of a TypedDict; a `Path` is a string, as is a `torch.device`.
+
+    Raises:
+        ConfigurationError: for an argument of another type or out of its range.
+    """
+    plain = {
+        name: str(value) if isinstance(value, (PurePath, torch.device)) else value for name, value in given.items()
+    }
+    return check_values(plain, kind, lambda name, value: f"{name}={value!r:.60}")
 
 
 def set_option(cfg: DictConfig, name: str, value: Any) -> None:

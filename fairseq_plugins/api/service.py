@@ -172,8 +172,7 @@ class Service:
             raise ConfigurationError(f"beam={search.beam}: this service has beams up to {self._max_beam}")
         if on_step is not None:
             model._check_streams()
-        source, ids = model._encode(text), None
-        model._check_length(source, 0)
+        source, ids = model._encode(text, "text"), None
         if drafts is not None:
             by_sentence = model._draft_ids(cut_drafts([drafts], model.tokenize), 1)
             ids = None if by_sentence is None else by_sentence[0]

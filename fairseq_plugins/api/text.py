@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fairseq_plugins.commands.session import Session
+from fairseq_plugins.data.sentences import is_blank
 
 
 class TextCoder:
@@ -19,9 +20,9 @@ class TextCoder:
         self._session = session
 
     def tokenize(self, text: str) -> list[str]:
-        """Cut raw text into subwords of the source."""
-        if not isinstance(text, str):
-            raise TypeError(f"text is {type(text).__name__}, not str: {text!r}")
+        """Cut raw text into subwords of the source; none if it shows nothing."""
+        if is_blank(text):
+            return []
         tokenizer, subwords = self._session.text_tools
         line = text.strip()
         line = tokenizer.encode(line) if tokenizer is not None else line
@@ -30,8 +31,6 @@ class TextCoder:
 
     def source(self, tokens: Sequence[str]) -> Tensor:
         """Return the ids [S] of source subwords, followed by EOS."""
-        if isinstance(tokens, str):
-            raise TypeError(f"a sentence is one string, not a sequence of subwords: {tokens!r}; use translate")
         dictionary = self._session.task.source_dictionary
         return torch.tensor([*(dictionary.index(token) for token in tokens), dictionary.eos()])
 

@@ -1,9 +1,10 @@
 """Read files of drafts: text, or jsonl that spec-dec-translate wrote."""
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypedDict
 
+from fairseq_plugins.commands.typed_values import parse_json
 from fairseq_plugins.errors import ConfigurationError
 
 
@@ -30,19 +31,23 @@ def read_drafts(path: str, sentences: int | None = None, of: str = "") -> list[s
     return [_tokens(path, number, line) for number, line in enumerate(lines, 1)]
 
 
+class _Line(TypedDict, total=False):
+    tokens: list[str]
+    error: str
+
+
 def _tokens(path: str, number: int, line: str) -> list[str]:
     """Return the tokens of a line of jsonl; none if the sentence was too long."""
     try:
-        values = json.loads(line)
-        tokens = values.get("tokens", [] if "error" in values else None)
-    except (ValueError, AttributeError):
-        tokens = None
-    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        values: _Line = parse_json(line, _Line)
+    except ValueError:
+        values = {}
+    if not {"tokens", "error"} & values.keys():
         raise ConfigurationError(
             f"--drafts {path}: line {number} has no tokens; give text, or the jsonl of spec-dec-translate "
             "--output-format jsonl"
         )
-    return tokens
+    return values.get("tokens", [])
 
 
 def check_known(path: str, drafts: Iterable[Sequence[str]], knows: Callable[[str], bool]) -> None:

@@ -107,6 +107,11 @@ def lock(file: IO[Any], path: Path, wait: bool = False) -> None:
         ) from error
 
 
+def unlock(file: IO[Any]) -> None:
+    """Release the lock of an open file, for all processes that have inherited it."""
+    fcntl.flock(file, fcntl.LOCK_UN)
+
+
 def hold(file: IO[Any], partial: Path, whole: Path) -> None:
     """Lock a growing file, opened as `partial`, until it is closed; its holder renames it to `whole` at the end.
 

@@ -8,7 +8,7 @@ from typing import Annotated, TypedDict
 import sentencepiece
 from msgspec import Meta
 
-from fairseq_plugins.commands.json_values import read_json
+from fairseq_plugins.commands.typed_values import read_json
 from fairseq_plugins.conversion.families import Config
 from fairseq_plugins.errors import ConfigurationError
 

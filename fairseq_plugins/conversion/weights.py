@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fairseq_plugins.commands.json_values import read_json
+from fairseq_plugins.commands.typed_values import read_json
 from fairseq_plugins.conversion.families import Config
 from fairseq_plugins.errors import ConfigurationError
 

@@ -109,21 +109,6 @@ class Constraints:
         return torch.cat([torch.where(is_given, tokens, best[:, :-1]), best[:, -1:]], dim=1)
 
 
-def check_search_numbers(args: Any) -> None:
-    """Raise ConfigurationError for fairseq's generation options `args` with values that no search can use."""
-    beam, temperature, nbest = (getattr(args, name, None) for name in ("beam", "temperature", "nbest"))
-    for option in ("topk", "topp"):
-        value = getattr(args, f"sampling_{option}", -1)
-        if isinstance(value, (int, float)) and value > 0 and not getattr(args, "sampling", False):
-            raise ConfigurationError(f"--sampling-{option} {value}: is for sampling; add --sampling")
-    if isinstance(beam, int) and beam < 1:
-        raise ConfigurationError(f"--beam {beam}: give at least 1")
-    if isinstance(temperature, (int, float)) and not temperature > 0:
-        raise ConfigurationError(f"--temperature {temperature}: give a number above 0")
-    if isinstance(beam, int) and isinstance(nbest, int) and nbest > beam:
-        raise ConfigurationError(f"--nbest {nbest}: more than --beam {beam}; lower it or raise --beam")
-
-
 def refuse_search_options(args: Any, prefix_allowed_tokens_fn: Any, decoder: str, searches_beams: bool = False) -> None:
     """Raise ConfigurationError for fairseq's generation options `args` that the decoder's search does not support."""
     samples = getattr(args, "sampling", False)

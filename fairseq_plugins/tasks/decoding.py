@@ -20,11 +20,7 @@ from fairseq_plugins.commands.session import options_of
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import Backend, choose_backend
 from fairseq_plugins.decoding.checks import check_finite, check_fit, check_task_options
-from fairseq_plugins.decoding.constraints import (
-    check_search_numbers,
-    refuse_search_options,
-    refuse_unsupported_settings,
-)
+from fairseq_plugins.decoding.constraints import refuse_search_options, refuse_unsupported_settings
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
 from fairseq_plugins.decoding.engine.native.model import NativeWeights
@@ -35,6 +31,7 @@ from fairseq_plugins.decoding.method import MethodContext, MethodOptions, Method
 from fairseq_plugins.decoding.methods.reuse import ReuseOptions
 from fairseq_plugins.decoding.profile import Profile
 from fairseq_plugins.decoding.sampling import Sampling
+from fairseq_plugins.decoding.search_numbers import check_search_numbers
 from fairseq_plugins.decoding.stats import DecodingStats
 from fairseq_plugins.decoding.trace_writer import Tracer, TraceWriter, check_traceable
 from fairseq_plugins.ending import close_with

@@ -14,6 +14,7 @@ import fairseq_plugins
 from fairseq_plugins import Memory
 from fairseq_plugins.api import Model
 from fairseq_plugins.api.memory import FILE
+from fairseq_plugins.data.sentences import is_blank
 from fairseq_plugins.errors import ConfigurationError
 from tests.strategies import DETERMINISTIC, example_count
 from tests.support import REPOSITORY
@@ -133,7 +134,9 @@ def test_a_memory_is_a_dictionary(calls: list[dict[str, str]]) -> None:
         memories, expected = [Memory(folder), Memory(folder)], dict[str, str]()
         for turn, pairs in enumerate(calls):
             memories[turn % 2].add([*pairs], [*pairs.values()])
-            expected |= {source: target for source, target in pairs.items() if source.strip() and target.strip()}
+            expected |= {
+                source: target for source, target in pairs.items() if not is_blank(source) and not is_blank(target)
+            }
             for memory in (*memories, Memory(folder)):
                 assert memory.drafts([*expected]) == [[target] for target in expected.values()]
                 assert len(memory) == len(expected)

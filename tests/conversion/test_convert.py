@@ -67,7 +67,7 @@ def test_multilingual_models_need_their_languages(tmp_path: Path) -> None:
             fairseq_plugins.load(out, device="cpu", **given)
     model = fairseq_plugins.load(out, device="cpu", **languages("nllb"))
     assert (model.source_lang, model.target_lang, model.max_source_tokens) == ("eng_Latn", "deu_Latn", 63)
-    with pytest.raises(ConfigurationError, match="sentence 0: has 64 tokens, and the model reads at most 63"):
+    with pytest.raises(ConfigurationError, match="text: has 64 tokens, and the model reads at most 63"):
         model.translate("w7 " * 63)
     (out / "load.json").write_text("{}")
     with pytest.raises(

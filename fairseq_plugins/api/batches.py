@@ -1,0 +1,152 @@
+"""Decode sentences, given as token ids, in batches of similar length, for several threads."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from fairseq_plugins.api.forks import usable_in_forks
+from fairseq_plugins.api.generators import Generators, Search
+from fairseq_plugins.api.results import CallStatistics, RecordedStats, Translation
+from fairseq_plugins.api.spelling import python_errors
+from fairseq_plugins.api.text import TextCoder
+from fairseq_plugins.commands.session import Session
+from fairseq_plugins.decoding import methods
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+
+DraftIds = Sequence[Sequence[Sequence[int]]]
+"""Target ids of the drafts of each sentence."""
+
+
+class BatchDecoder:
+    """Decodes with one model. Calls of several threads take turns batch by batch.
+
+    Args:
+        session: the model.
+        threads: of a CPU that the calls use; None for torch's number.
+    """
+
+    def __init__(self, session: Session, threads: int | None) -> None:
+        self._session = session
+        self._threads = threads
+        self._spec, _ = methods.chosen(session.cfg.task)
+        self._text = TextCoder(session)
+        self._generators = Generators(session, self._spec)
+        self._lock = threading.RLock()
+        usable_in_forks(self)
+        self._thread = threading.local()
+        # Build a generator, so that options that do not fit the model fail here, not at the first sentence.
+        self._give_back(self._take(self._generators.search({})))
+
+    @property
+    def statistics(self) -> CallStatistics:
+        """Counts of this thread's last call; for an iterator that has not ended, counts so far."""
+        return getattr(self._thread, "statistics", None) or CallStatistics()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Hold the lock, and set torch to the model's number of threads."""
+        with self._lock:
+            before = torch.get_num_threads()
+            if self._threads is not None:
+                torch.set_num_threads(self._threads)
+            try:
+                with python_errors():
+                    yield
+            finally:
+                if self._threads is not None:
+                    torch.set_num_threads(before)
+
+    def _take(self, search: Search) -> Any:
+        with self._turn():
+            generator = self._generators.take(search)
+        if isinstance(generator, DraftVerifyGenerator):
+            generator.stats = RecordedStats(self._spec.name)
+        return generator
+
+    def _give_back(self, generator: Any) -> None:
+        with self._lock:
+            self._generators.give_back(generator)
+
+    def _dataset(self, sources: Sequence[Tensor]) -> Any:
+        dataset = self._session.task.build_dataset_for_inference(sources, [len(source) for source in sources])
+        dataset.ordered_indices()  # else fairseq's multilingual_translation has no sentences
+        return dataset
+
+    @overload
+    def _decode(
+        self, sources: Sequence[Tensor], search: Search, drafts: DraftIds | None = ...
+    ) -> list[Translation]: ...
+    @overload
+    def _decode(
+        self, sources: Sequence[Tensor | None], search: Search, drafts: DraftIds | None = ...
+    ) -> list[Translation | None]: ...
+
+    def _decode(
+        self,
+        sources: Sequence[Tensor | None],
+        search: Search,
+        drafts: DraftIds | None = None,
+    ) -> Any:
+        """Decode sentences in batches of similar length, and add them to the statistics of this thread's call.
+
+        Args:
+            sources: ids [S] of each sentence, with EOS; None for one that is left out, also of the result.
+            search: options of the call.
+            drafts: target ids of each sentence's drafts.
+        """
+        statistics = self._thread.statistics
+        given = {number: source for number, source in enumerate(sources) if source is not None}
+        # The number of a sentence in the call is its id, also beside one that is left out.
+        rows = [self._text.source([]) if source is None else source for source in sources]
+        # Given EOS alone, a model hallucinates a sentence.
+        blank = [number for number, source in given.items() if len(source) == 1]
+        translations = {number: self._blank() for number in blank}
+        for translation in translations.values():
+            statistics.add(translation)
+        order = sorted(given.keys() - set(blank), key=lambda number: (len(given[number]), number))
+        generator = self._take(search)
+        try:
+            for start in range(0, len(order), search.batch_size):
+                numbers = order[start : start + search.batch_size]
+                with self._turn():
+                    sample = self._session.batch(self._dataset(rows), numbers)
+                    if drafts is not None:
+                        sample["drafts"] = [drafts[number] for number in sample["id"].tolist()]
+                    for number, translation in self._decode_batch(generator, sample, search.num_hypotheses, statistics):
+                        translations[number] = translation
+                        statistics.add(translation)
+        finally:
+            self._give_back(generator)
+        return [translations.get(number) for number in range(len(sources))]
+
+    def _blank(self) -> Translation:
+        return Translation("", [], 0.0, [], None if self._spec.build is None else [])
+
+    def _decode_batch(
+        self, generator: Any, sample: dict[str, Any], num_hypotheses: int, statistics: CallStatistics
+    ) -> Iterator[tuple[int, Translation]]:
+        started = time.perf_counter()
+        hypotheses = self._session.decode(generator, sample)
+        statistics.seconds += time.perf_counter() - started
+        stats = getattr(generator, "stats", None)
+        counted = stats.take() if isinstance(stats, RecordedStats) else {}
+        for number, of_sentence in zip(sample["id"].tolist(), hypotheses, strict=True):
+            stats = counted.get(number)
+            yield number, self._translation(of_sentence[:num_hypotheses], None if stats is None else stats.emitted)
+
+    def _translation(self, hypotheses: Sequence[dict[str, Tensor]], emitted: list[int] | None) -> Translation:
+        hypothesis, *others = hypotheses
+        tokens = hypothesis["tokens"].tolist()
+        return Translation(
+            text=self._text.join(tokens),
+            tokens=self._text.symbols(tokens),
+            score=float(hypothesis["score"]),
+            token_scores=hypothesis["positional_scores"].tolist(),
+            emitted=emitted,
+            alternatives=[self._translation([other], None) for other in others],
+        )

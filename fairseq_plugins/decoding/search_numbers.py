@@ -1,0 +1,72 @@
+"""Types and ranges of fairseq's numbers of a search. Numbers beyond them overflow, or no search can use them."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypedDict
+
+from msgspec import Meta
+
+from fairseq_plugins.commands.typed_values import WrongValue, checked
+from fairseq_plugins.errors import ConfigurationError
+
+Count = Annotated[int, Meta(ge=1, lt=2**31)]
+Length = Annotated[int, Meta(ge=0, lt=2**31)]
+# Not infinite and not NaN, which compares as false.
+Factor = Annotated[float, Meta(ge=0, le=1e6)]
+# 10,000 tokens to the power of 70 are a number of double precision.
+Power = Annotated[float, Meta(ge=-70, le=70)]
+# Also infinite, which forbids the unknown word, but not NaN.
+Penalty = Annotated[float, Meta(ge=-1e308)]
+Temperature = Annotated[float, Meta(gt=0, le=1e6)]
+
+
+class SearchNumbers(TypedDict, total=False):
+    """Numbers that fairseq's commands take."""
+
+    beam: Count
+    nbest: Count
+    max_len_a: Factor
+    max_len_b: Length
+    min_len: Length
+    lenpen: Power
+    unkpen: Penalty
+    temperature: Temperature
+    no_repeat_ngram_size: Length
+
+
+def check_values(values: Mapping[str, Any], kind: Any, spelled: Callable[[str, Any], str]) -> dict[str, Any]:
+    """Return the values of options with the types of a TypedDict.
+
+    Args:
+        values: name -> value; other names than those of `kind` are left out.
+        kind: the TypedDict.
+        spelled: returns an option with its value, for errors.
+
+    Raises:
+        ConfigurationError: for a value of another type or out of its range.
+    """
+    try:
+        return checked(values, kind)
+    except WrongValue as error:
+        value = values[error.name]
+        remedy = "give a number" if isinstance(value, float) and math.isnan(value) else error.remedy
+        raise ConfigurationError(f"{spelled(error.name, value)}: {remedy}") from error
+
+
+def check_search_numbers(args: Any) -> None:
+    """Raise ConfigurationError for fairseq's generation options `args` with values that no search can use."""
+    given = {name: getattr(args, name, None) for name in SearchNumbers.__annotations__}
+    values = {name: _whole(value) for name, value in given.items() if value is not None}
+    check_values(values, SearchNumbers, lambda name, value: f"--{name.replace('_', '-')} {value}")
+    for option in ("topk", "topp"):
+        value = getattr(args, f"sampling_{option}", -1)
+        if isinstance(value, (int, float)) and value > 0 and not getattr(args, "sampling", False):
+            raise ConfigurationError(f"--sampling-{option} {value}: is for sampling; add --sampling")
+    beam, nbest = values.get("beam", 1), values.get("nbest", 1)
+    if nbest > beam:
+        raise ConfigurationError(f"--nbest {nbest}: more than --beam {beam}; lower it or raise --beam")
+
+
+def _whole(value: Any) -> Any:
+    """Return a whole number in place of an equal float: programs give max_len_b=200.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value

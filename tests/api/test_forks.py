@@ -1,0 +1,65 @@
+"""Children forked while other threads decode and add to a memory: they inherit locks, perhaps held."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import fairseq_plugins
+from fairseq_plugins import Memory
+from tests.support import REPOSITORY
+
+MULTI30K = REPOSITORY / "checkpoints" / "multi30k.en-de"
+
+
+def status_of_fork(holds: Callable[[], bool], seconds: float = 20) -> int:
+    """Return the exit status of a child: 0 if `holds` returns true, -9 if it takes too long."""
+    process = os.fork()
+    if process == 0:
+        status = 3
+        try:
+            status = 0 if holds() else 1
+        finally:
+            os._exit(status)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(process, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("decoder", ["greedy", "beam"])
+def test_children_decode(decoder: str, tmp_path: Path) -> None:
+    model = fairseq_plugins.load(MULTI30K, decoder=decoder, device="cpu", threads=2)
+    memory = Memory(tmp_path)
+    text = ["A dog runs.", "Two men sit on a bench in a park ."]
+    expected = model.translate(text)
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            model.translate(text)
+            memory.add(["a"], [f"{time.monotonic()}"])
+
+    def holds() -> bool:
+        memory.add(["b"], ["c"])
+        return model.translate(text) == expected and memory.drafts("b") == ["c"]
+
+    workers = [threading.Thread(target=work) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    try:
+        assert [status_of_fork(holds) for _ in range(5)] == [0] * 5
+    finally:
+        stop.set()
+        for worker in workers:
+            worker.join()
+    assert model.translate(text) == expected
