@@ -9,14 +9,10 @@ from pathlib import Path
 from typing import Any, Literal, Unpack
 
 import torch
-from fairseq.data.encoders.gpt2_bpe import GPT2BPEConfig
-from fairseq.data.encoders.moses_tokenizer import MosesTokenizerConfig
-from fairseq.data.encoders.sentencepiece_bpe import SentencepieceConfig
-from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPEConfig
 from fairseq.dataclass.configs import FairseqConfig
 from omegaconf import DictConfig, OmegaConf
 
-from fairseq_plugins.api.files import GPT2_FILES, ModelFiles, find_files
+from fairseq_plugins.api.files import ModelFiles, find_files
 from fairseq_plugins.api.model import Model
 from fairseq_plugins.api.options import (
     LOAD,
@@ -30,9 +26,9 @@ from fairseq_plugins.api.options import (
 )
 from fairseq_plugins.api.other_tasks import task_configuration
 from fairseq_plugins.api.spelling import python_errors
+from fairseq_plugins.api.text_tools import set_text_tools
 from fairseq_plugins.commands.parsing import check_paths
 from fairseq_plugins.commands.session import Session
-from fairseq_plugins.data.fastbpe_codes import FastBPECodesConfig, is_fastbpe
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.output import quiet_fairseq
@@ -55,7 +51,7 @@ def load(
     source_lang: str | None = None,
     target_lang: str | None = None,
     subwords: str | Path | None = None,
-    tokenizer: Literal["moses"] | None = None,
+    tokenizer: Literal["moses", "none"] | None = None,
     device: str | None = None,
     precision: Precision = "fp32",
     threads: int | None = None,
@@ -80,7 +76,8 @@ def load(
             languages to translate from and into.
         subwords: sentencepiece model (`*.model`), or codes of subword-nmt or fastBPE; default: `subwords.model` or
             `bpe.codes` beside the dictionaries; without any, text is read as subwords with spaces between them.
-        tokenizer: what text is cut with before subwords; default: moses with codes, else none.
+        tokenizer: what text is cut with before subwords, "moses" or "none"; default: moses with codes of subword-nmt
+            or fastBPE if the source dictionary has its marks (`&apos;`, `@-@`), else none.
         device: "cpu", "cuda" or "cuda:N"; default: the current GPU where there is one.
         precision: of the weights. Lossless decoders give fairseq's own tokens in fp32; in half precision rounding
             may let two tokens that are as good as equally likely change places.
@@ -114,7 +111,7 @@ def load(
             cfg = configuration(files, name, precision, values)
         else:
             cfg = task_configuration(task, files, name, precision, {**values, **(task_options or {})})
-        _set_text_tools(cfg, files, tokenizer)
+        set_text_tools(cfg, files, tokenizer)
         # A folder's drafter is there for whoever needs it; one that was named has to be of use.
         if drafter is None and not methods.find(name).needs_drafter(methods.chosen(cfg.task)[1]):
             cfg.task.drafter_path = None
@@ -177,25 +174,6 @@ def _absolute(arguments: Mapping[str, Any]) -> dict[str, Any]:
         name: ":".join(map(os.path.abspath, str(value).split(":"))) if name in paths and value is not None else value
         for name, value in arguments.items()
     }
-
-
-def _set_text_tools(cfg: DictConfig, files: ModelFiles, tokenizer: str | None) -> None:
-    if tokenizer not in (None, "moses"):
-        raise ConfigurationError(f"tokenizer {tokenizer!r}: choose moses, or leave it out")
-    if files.subwords is not None and files.subwords.endswith(".model"):
-        cfg.bpe = OmegaConf.structured(SentencepieceConfig(_name="sentencepiece", sentencepiece_model=files.subwords))
-    elif files.subwords is not None and Path(files.subwords).is_dir():
-        encoder, merges = (str(Path(files.subwords, name)) for name in GPT2_FILES)
-        cfg.bpe = OmegaConf.structured(GPT2BPEConfig(_name="gpt2", gpt2_encoder_json=encoder, gpt2_vocab_bpe=merges))
-    elif files.subwords is not None:
-        if is_fastbpe(Path(files.subwords)):
-            cfg.bpe = OmegaConf.structured(FastBPECodesConfig(_name="fastbpe_codes", bpe_codes=files.subwords))
-        else:
-            cfg.bpe = OmegaConf.structured(SubwordNMTBPEConfig(_name="subword_nmt", bpe_codes=files.subwords))
-        tokenizer = "moses"
-    if tokenizer == "moses":
-        languages = {"source_lang": files.source_lang, "target_lang": files.target_lang}
-        cfg.tokenizer = OmegaConf.structured(MosesTokenizerConfig(_name="moses", **languages))
 
 
 def _device(cfg: DictConfig, device: str | None) -> int | None:

@@ -64,8 +64,9 @@ def get_parser() -> CommandParser:
     task = "fairseq's task, for a model whose task adds language tokens (default: spec_dec)"
     model("--task", default="spec_dec", metavar="NAME", help=task)
     model("--subwords", metavar="FILE", help="sentencepiece model, or codes of subword-nmt (default: those of FOLDER)")
-    moses = "tokenizer that splits text before subwords (default: moses with codes of subword-nmt, else none)"
-    model("--tokenizer", choices=["moses"], help=moses)
+    moses = "tokenizer that splits text before subwords (default: moses if FOLDER has codes of subword-nmt or fastBPE "
+    moses += "and its source dictionary marks of Moses, else none)"
+    model("--tokenizer", choices=["moses", "none"], help=moses)
     language = "language; needed for multilingual models, and if the names of files do not tell it"
     model("--source-lang", metavar="NAME", help=f"source {language}")
     model("--target-lang", metavar="NAME", help=f"target {language}")

@@ -301,7 +301,7 @@ REFUSED = [
     ({"folder": "{ua}", "device": "none"}, "device 'none': choose cpu"),
     ({"folder": "{ua}", "precision": "int4"}, "precision 'int4': choose from"),
     ({"folder": "{ua}", "subwords": "none.model"}, "subwords none.model: no such file"),
-    ({"folder": "{ua}", "tokenizer": "spacy"}, "tokenizer 'spacy': choose moses"),
+    ({"folder": "{ua}", "tokenizer": "spacy"}, "tokenizer='spacy': choose moses or none"),
     ({"folder": "{ua}", "source_lang": "uk"}, "has no dict.uk.txt; it has those of src, tgt"),
     ({"folder": "{ua}", "drafter": "{m30k}/drafter.pt"}, "give the verifier that it was trained with"),
 ]

@@ -1,0 +1,75 @@
+"""Choose what cuts raw text: a subword model, and before codes of subword-nmt or fastBPE perhaps Moses's tokenizer."""
+
+import logging
+import re
+from functools import cache
+from pathlib import Path
+
+from fairseq.data.encoders.gpt2_bpe import GPT2BPEConfig
+from fairseq.data.encoders.moses_tokenizer import MosesTokenizerConfig
+from fairseq.data.encoders.sentencepiece_bpe import SentencepieceConfig
+from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPEConfig
+from omegaconf import DictConfig, OmegaConf
+
+from fairseq_plugins.api.files import GPT2_FILES, ModelFiles
+from fairseq_plugins.data.fastbpe_codes import FastBPECodesConfig, is_fastbpe
+from fairseq_plugins.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+# What Moses writes for an apostrophe, quotes, & | < > [ ], and for a hyphen inside a word.
+_ESCAPED = re.compile(rb"&(apos|quot|amp|lt|gt|#124|#91|#93);?")
+_DASH = re.compile(rb"^@-@ ", re.MULTILINE)
+
+
+def set_text_tools(cfg: DictConfig, files: ModelFiles, tokenizer: str | None) -> None:
+    """Set subwords and tokenizer in fairseq's configuration.
+
+    Args:
+        cfg: fairseq's whole configuration.
+        files: of the model.
+        tokenizer: "moses", "none", or None to choose by subwords and dictionary; the choice is logged once.
+
+    Raises:
+        ConfigurationError: for another tokenizer, or a file that is no subword model.
+    """
+    if tokenizer not in (None, "moses", "none"):
+        raise ConfigurationError(f"tokenizer={tokenizer!r}: choose moses or none, or leave it out")
+    escapes = splits_dashes = True
+    if files.subwords is None:
+        tokenizer = tokenizer or "none"
+    elif files.subwords.endswith(".model"):
+        cfg.bpe = OmegaConf.structured(SentencepieceConfig(_name="sentencepiece", sentencepiece_model=files.subwords))
+    elif Path(files.subwords).is_dir():
+        encoder, merges = (str(Path(files.subwords, name)) for name in GPT2_FILES)
+        cfg.bpe = OmegaConf.structured(GPT2BPEConfig(_name="gpt2", gpt2_encoder_json=encoder, gpt2_vocab_bpe=merges))
+    else:
+        if is_fastbpe(Path(files.subwords)):
+            cfg.bpe = OmegaConf.structured(FastBPECodesConfig(_name="fastbpe_codes", bpe_codes=files.subwords))
+        else:
+            cfg.bpe = OmegaConf.structured(SubwordNMTBPEConfig(_name="subword_nmt", bpe_codes=files.subwords))
+        if tokenizer is None:
+            named = Path(files.data, f"dict.{files.source_lang}.txt")
+            escapes, splits_dashes = marks_of_moses(named if named.is_file() else Path(files.data, "dict.txt"))
+            tokenizer = "moses" if escapes or splits_dashes else "none"
+    if tokenizer == "moses":
+        cfg.tokenizer = OmegaConf.structured(
+            MosesTokenizerConfig(
+                _name="moses",
+                source_lang=files.source_lang,
+                target_lang=files.target_lang,
+                moses_no_escape=not escapes,
+                moses_no_dash_splits=not splits_dashes,
+            )
+        )
+
+
+@cache
+def marks_of_moses(dictionary: Path) -> tuple[bool, bool]:
+    """Return whether a dictionary has characters that Moses escapes, and hyphens that it splits off; log it."""
+    content = dictionary.read_bytes() if dictionary.is_file() else b""
+    escapes, splits_dashes = _ESCAPED.search(content) is not None, _DASH.search(content) is not None
+    found = " and ".join([*(["&apos; or the like"] if escapes else []), *(["@-@"] if splits_dashes else [])])
+    choice = f"moses, since {dictionary} has {found}" if found else f"none, since {dictionary} has no &apos; and no @-@"
+    logger.warning(f'tokenizer: {choice}; tokenizer="moses" or "none" says otherwise (check model.tokenize)')
+    return escapes, splits_dashes

@@ -1,0 +1,71 @@
+"""Moses's tokenizer is for dictionaries that have its marks; raw text is never changed in silence."""
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+from fairseq.data import encoders
+from fairseq.dataclass.configs import FairseqConfig
+from omegaconf import OmegaConf
+
+import fairseq_plugins
+from fairseq_plugins.api.files import find_files
+from fairseq_plugins.api.text_tools import marks_of_moses, set_text_tools
+from tests.support import REPOSITORY
+
+MULTI30K = REPOSITORY / "checkpoints" / "multi30k.en-de"
+TEXT = "Isn't a well-known dog"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with codes of subword-nmt."""
+    copy = tmp_path_factory.mktemp("codes") / "model.en-de"
+    shutil.copytree(MULTI30K, copy)
+    (copy / "subwords.model").unlink()
+    (copy / "bpe.codes").write_text("#version: 0.2\na b\n")
+    return copy
+
+
+def with_words(folder: Path, target: Path, *words: str) -> Path:
+    """Copy a model; the last words of its dictionaries, which are equal, become others."""
+    shutil.copytree(folder, target)
+    lines = (folder / "dict.en.txt").read_text(encoding="utf-8").splitlines()
+    lines[-len(words) :] = [f"{word} 1" for word in words]
+    for language in ("en", "de"):
+        (target / f"dict.{language}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return target
+
+
+def words(folder: Path, tokenizer: str | None = None) -> str:
+    """Return text as a model cuts it, with whole words."""
+    cfg = OmegaConf.structured(FairseqConfig())
+    OmegaConf.set_struct(cfg, False)
+    set_text_tools(cfg, find_files(folder, None, None, None, (None, None), None), tokenizer)
+    cut = encoders.build_tokenizer(cfg.tokenizer)
+    line = TEXT if cut is None else cut.encode(TEXT)
+    return str(encoders.build_bpe(cfg.bpe).encode(line)).replace("@@ ", "")
+
+
+def test_the_dictionary_chooses_the_tokenizer(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    marks_of_moses.cache_clear()
+    assert words(folder) == words(folder) == words(folder, tokenizer="none") == TEXT
+    model = fairseq_plugins.load(folder, decoder="greedy", device="cpu")
+    assert " ".join(model.tokenize(TEXT)).replace("@@ ", "") == TEXT
+    assert words(folder, tokenizer="moses") == "Isn &apos;t a well @-@ known dog"
+    both = with_words(folder, tmp_path / "both.en-de", "&apos;s", "@-@")
+    assert words(both) == "Isn &apos;t a well @-@ known dog"
+    assert words(both, tokenizer="none") == TEXT
+    assert words(with_words(folder, tmp_path / "escapes.en-de", "&quot;")) == "Isn &apos;t a well-known dog"
+    assert words(with_words(folder, tmp_path / "dashes.en-de", "@-@")) == "Isn 't a well @-@ known dog"
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [message.split(", ")[0] for message in said] == ["tokenizer: none", *["tokenizer: moses"] * 3]
+    assert f"since {folder}/dict.en.txt has no &apos; and no @-@" in said[0]
+    assert f"since {both}/dict.en.txt has &apos; or the like and @-@" in said[1] and "model.tokenize" in said[1]
+
+
+def test_models_of_sentencepiece_have_no_tokenizer(caplog: pytest.LogCaptureFixture) -> None:
+    model = fairseq_plugins.load(MULTI30K, decoder="greedy", device="cpu")
+    assert model.tokenize("Isn't")[0].startswith("\u2581") and "&apos" not in "".join(model.tokenize("Isn't"))
+    assert not caplog.records
