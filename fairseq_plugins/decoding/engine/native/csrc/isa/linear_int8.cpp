@@ -20,20 +20,35 @@ constexpr int ZERO_POINT = 128;
 constexpr int ZERO_POINT = 0;
 #endif
 
-// Adds the products of four weights and four quantized inputs to each lane of `sums`.
-inline Integers add_products(Integers sums, Integers inputs, Integers weights) {
+// Whether each group of quantized inputs is followed by its magnitudes.
+#if defined(__AVX2__) && !defined(SPEC_DEC_VNNI)
+constexpr bool HAS_MAGNITUDES = true;
+#else
+constexpr bool HAS_MAGNITUDES = false;
+#endif
+constexpr int STEP = HAS_MAGNITUDES ? 2 * GROUP : GROUP;  // bytes of a group of inputs
+
+inline Integers splat_group(const uint8_t* from) {
+    int32_t group;
+    std::memcpy(&group, from, GROUP);
+    return group - Integers{};
+}
+
+// Adds the products of four weights and a group of inputs to each lane of `sums`.
+inline Integers add_products(Integers sums, Integers inputs, [[maybe_unused]] Integers magnitudes, Integers weights) {
 #if defined(__AVX512VNNI__)
     return (Integers)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)inputs, (__m512i)weights);
 #elif defined(__AVXVNNI__)
     return (Integers)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)inputs, (__m256i)weights);
 #elif defined(__AVX512BW__)
-    const __m512i x = (__m512i)inputs, w = (__m512i)weights;
-    const __m512i signed_weights = _mm512_mask_sub_epi8(w, _mm512_movepi8_mask(x), _mm512_setzero_si512(), w);
-    const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(x), signed_weights);
+    const __m512i w = (__m512i)weights;
+    const __mmask64 is_negative = _mm512_movepi8_mask((__m512i)inputs);
+    const __m512i signed_weights = _mm512_mask_sub_epi8(w, is_negative, _mm512_setzero_si512(), w);
+    const __m512i pairs = _mm512_maddubs_epi16((__m512i)magnitudes, signed_weights);
     return sums + (Integers)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
 #elif defined(__AVX2__)
-    const __m256i x = (__m256i)inputs;
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(x), _mm256_sign_epi8((__m256i)weights, x));
+    const __m256i signed_weights = _mm256_sign_epi8((__m256i)weights, (__m256i)inputs);
+    const __m256i pairs = _mm256_maddubs_epi16((__m256i)magnitudes, signed_weights);
     return sums + (Integers)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 #else
     typedef int16_t Pairs __attribute__((vector_size(sizeof(Integers)), may_alias));
@@ -83,14 +98,29 @@ float quantize_row(const float* x, int inputs, uint8_t* quantized) {
 
 // Quantized rows, which all threads of a product share.
 struct QuantizedRows {
-    const int size;  // bytes of a row
+    const int size;  // inputs, padded to whole groups
     std::vector<uint8_t, Uninitialized<uint8_t>> numbers;
     std::vector<float> scales;
 
     QuantizedRows(const float* x, int64_t rows, int inputs)
-        : size((inputs + GROUP - 1) / GROUP * GROUP), numbers(rows * size), scales(rows) {
+        : size((inputs + GROUP - 1) / GROUP * GROUP), numbers(rows * row_bytes()), scales(rows) {
         for (int64_t row = 0; row < rows; ++row) {
-            scales[row] = quantize_row(x + row * inputs, inputs, numbers.data() + row * size);
+            uint8_t* to = numbers.data() + row * row_bytes();
+            scales[row] = quantize_row(x + row * inputs, inputs, to);
+            if (HAS_MAGNITUDES) add_magnitudes(to);
+        }
+    }
+
+    int64_t row_bytes() const { return static_cast<int64_t>(size) / GROUP * STEP; }
+
+private:
+    void add_magnitudes(uint8_t* row) const {
+        for (int i = size - GROUP; i >= 0; i -= GROUP) {
+            uint8_t* to = row + i / GROUP * STEP;
+            std::memmove(to, row + i, GROUP);
+            for (int byte = 0; byte < GROUP; ++byte) {
+                to[GROUP + byte] = static_cast<uint8_t>(std::abs(static_cast<int8_t>(to[byte])));
+            }
         }
     }
 };
@@ -103,7 +133,7 @@ struct Int8Weight {
     std::vector<float> bias;          // [outputs]
 };
 
-// Computes outputs of ROWS quantized rows, `size` bytes each. They begin with the panel `first`, the first of `target`.
+// Computes outputs of ROWS quantized rows of `size` inputs. They begin with the panel `first`, the first of `target`.
 template <int ROWS>
 __attribute__((noinline)) void multiply_int8_block(const Int8Weight& weight, int size, int64_t first, int outputs,
                                                    const uint8_t* x, const float* row_scales, const Target& target) {
@@ -126,10 +156,11 @@ __attribute__((noinline)) void multiply_int8_block(const Int8Weight& weight, int
                 if (v % IN_PANEL == 0) __builtin_prefetch(from + PANELS * panel_bytes, 0, 2);
             }
             for (int row = 0; row < ROWS; ++row) {
-                int32_t group;
-                std::memcpy(&group, x + static_cast<int64_t>(row) * size + i, GROUP);
-                const Integers inputs = group - Integers{};
-                for (int v = 0; v < COUNT; ++v) sums[row][v] = add_products(sums[row][v], inputs, weights[v]);
+                const uint8_t* group = x + (static_cast<int64_t>(row) * size + i) / GROUP * STEP;
+                const Integers inputs = splat_group(group);
+                const Integers magnitudes = HAS_MAGNITUDES ? splat_group(group + GROUP) : inputs;
+                for (int v = 0; v < COUNT; ++v)
+                    sums[row][v] = add_products(sums[row][v], inputs, magnitudes, weights[v]);
             }
         }
         const int columns = std::min(outputs - begin, COUNT * LANES);
@@ -200,7 +231,7 @@ public:
             for_each_panel_block(quantized.size, end - begin, [&](int from, int count) {
                 by_rows<MAX_ROWS>(rows, [&](int64_t row, auto block) {
                     multiply_int8_block<block>(weight, quantized.size, (begin + from) / PANEL, count,
-                                               quantized.numbers.data() + row * quantized.size,
+                                               quantized.numbers.data() + row * quantized.row_bytes(),
                                                quantized.scales.data() + row, target.at(row, begin - first + from));
                 });
             });
