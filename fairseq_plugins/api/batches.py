@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fairseq_plugins.api.forks import usable_in_forks
 from fairseq_plugins.api.generators import Generators, Search
-from fairseq_plugins.api.results import CallStatistics, RecordedStats, Translation
+from fairseq_plugins.api.results import CallStatistics, RecordedStats, Translation, emitted_of
 from fairseq_plugins.api.spelling import python_errors
 from fairseq_plugins.api.text import TextCoder
 from fairseq_plugins.commands.session import Session
@@ -79,11 +79,19 @@ class BatchDecoder:
 
     @overload
     def _decode(
-        self, sources: Sequence[Tensor], search: Search, drafts: DraftIds | None = ...
+        self,
+        sources: Sequence[Tensor],
+        search: Search,
+        drafts: DraftIds | None = ...,
+        places: Sequence[int] | None = ...,
     ) -> list[Translation]: ...
     @overload
     def _decode(
-        self, sources: Sequence[Tensor | None], search: Search, drafts: DraftIds | None = ...
+        self,
+        sources: Sequence[Tensor | None],
+        search: Search,
+        drafts: DraftIds | None = ...,
+        places: Sequence[int] | None = ...,
     ) -> list[Translation | None]: ...
 
     def _decode(
@@ -91,6 +99,7 @@ class BatchDecoder:
         sources: Sequence[Tensor | None],
         search: Search,
         drafts: DraftIds | None = None,
+        places: Sequence[int] | None = None,
     ) -> Any:
         """Decode sentences in batches of similar length, and add them to the statistics of this thread's call.
 
@@ -98,6 +107,7 @@ class BatchDecoder:
             sources: ids [S] of each sentence, with EOS; None for one that is left out, also of the result.
             search: options of the call.
             drafts: target ids of each sentence's drafts.
+            places: numbers of the sentences, by which samples differ; None for 0, 1, 2 ...
         """
         statistics = self._thread.statistics
         given = {number: source for number, source in enumerate(sources) if source is not None}
@@ -115,6 +125,8 @@ class BatchDecoder:
                 numbers = order[start : start + search.batch_size]
                 with self._turn():
                     sample = self._session.batch(self._dataset(rows), numbers)
+                    if places is not None:
+                        sample["numbers"] = torch.tensor([places[number] for number in sample["id"].tolist()])
                     if drafts is not None:
                         sample["drafts"] = [drafts[number] for number in sample["id"].tolist()]
                     for number, translation in self._decode_batch(generator, sample, search.num_hypotheses, statistics):
@@ -136,10 +148,16 @@ class BatchDecoder:
         stats = getattr(generator, "stats", None)
         counted = stats.take() if isinstance(stats, RecordedStats) else {}
         for number, of_sentence in zip(sample["id"].tolist(), hypotheses, strict=True):
-            stats = counted.get(number)
-            yield number, self._translation(of_sentence[:num_hypotheses], None if stats is None else stats.emitted)
+            yield number, self._translation(of_sentence[:num_hypotheses], emitted_of(counted.get(number, [])))
 
-    def _translation(self, hypotheses: Sequence[dict[str, Tensor]], emitted: list[int] | None) -> Translation:
+    def _translation(self, hypotheses: Sequence[dict[str, Any]], emitted: Sequence[list[int]]) -> Translation:
+        """Return the translation of a sentence.
+
+        Args:
+            hypotheses: of the sentence, the best first.
+            emitted: for each of its samples the tokens that each iteration emitted; one without sampling; empty if
+                nothing was counted.
+        """
         hypothesis, *others = hypotheses
         tokens = hypothesis["tokens"].tolist()
         return Translation(
@@ -147,6 +165,6 @@ class BatchDecoder:
             tokens=self._text.symbols(tokens),
             score=float(hypothesis["score"]),
             token_scores=hypothesis["positional_scores"].tolist(),
-            emitted=emitted,
-            alternatives=[self._translation([other], None) for other in others],
+            emitted=emitted[hypothesis.get("sample", 0)] if emitted else None,
+            alternatives=[self._translation([other], emitted if len(emitted) > 1 else []) for other in others],
         )

@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fairseq_plugins.api.options import CALL, CallOptions, SearchOptions, check_arguments, check_names, names
+from fairseq_plugins.api.options import (
+    CALL,
+    CallOptions,
+    SamplingOptions,
+    SearchOptions,
+    check_arguments,
+    check_names,
+    names,
+)
 from fairseq_plugins.commands.session import Session
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.errors import ConfigurationError
@@ -15,6 +23,7 @@ _DEFAULT_BEAM = 5  # as in fairseq-generate
 # Attributes of fairseq's generators for these options; a generator reads them for every batch.
 _ATTRIBUTES = {"lenpen": "len_penalty", "unkpen": "unk_penalty", "unnormalized": "normalize_scores"}
 _OPTIONS = sorted(names(SearchOptions))
+_DRAWING = sorted(names(SamplingOptions) - {"seed"})
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,13 @@ class Search:
     num_hypotheses: int
     batch_size: int
     options: Mapping[str, Any]
+    drawing: Mapping[str, Any]  # those of `SamplingOptions` that need a generator of their own
+    seed: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether outputs are drawn."""
+        return bool(self.drawing["sampling"])
 
 
 class Generators:
@@ -37,9 +53,11 @@ class Generators:
 
     def __init__(self, session: Session, spec: MethodSpec) -> None:
         self._session, self._spec = session, spec
-        # Beam -> generators not in use. An unfinished stream keeps its own.
-        self._idle: dict[int, list[Any]] = {}
+        # Generators not in use, by what `_kind` returns. An unfinished stream keeps its own.
+        self._idle: dict[tuple[Any, ...], list[Any]] = {}
         self._defaults = {name: session.cfg.generation[name] for name in _OPTIONS}
+        self._drawing = {name: session.cfg.generation[name] for name in _DRAWING}
+        self._seed = int(session.cfg.task.seed)
 
     @property
     def searches_beams(self) -> bool:
@@ -59,20 +77,32 @@ class Generators:
         check_names(options, CALL)
         given = {"beam": None, "num_hypotheses": 1, "batch_size": BATCH_SIZE, **check_arguments(options, CallOptions)}
         beam, num_hypotheses, batch_size = (given.pop(name) for name in ("beam", "num_hypotheses", "batch_size"))
+        drawing = {**self._drawing, **{name: given.pop(name) for name in _DRAWING if name in given}}
+        seed = given.pop("seed", self._seed)
+        if drawing["sampling"] and self._spec.build is not None:
+            samples = max(beam or 1, num_hypotheses)
+            return Search(samples, num_hypotheses, batch_size, {**self._defaults, **given}, drawing, seed)
         if not self.searches_beams and beam not in (None, 1):
             raise ConfigurationError(f'beam={beam}: {self._spec.name} keeps one hypothesis; use decoder="fast-beam"')
         size = 1 if not self.searches_beams else _DEFAULT_BEAM if beam is None else beam
         if num_hypotheses > size:
             remedy = "raise beam=" if self.searches_beams else 'use decoder="fast-beam"'
             raise ConfigurationError(f"num_hypotheses={num_hypotheses}: {self._spec.name} keeps {size}; {remedy}")
-        return Search(size, num_hypotheses, batch_size, {**self._defaults, **given})
+        return Search(size, num_hypotheses, batch_size, {**self._defaults, **given}, drawing, seed)
 
     def take(self, search: Search) -> Any:
         """Return an unused generator, set to the options of this call."""
-        idle = self._idle.setdefault(search.beam, [])
-        generator = idle.pop() if idle else self._session.generator(beam=search.beam, nbest=1)
+        kind = self._kind(search)
+        idle = self._idle.setdefault(kind, [])
+        generator = idle.pop() if idle else self._session.generator(beam=search.beam, nbest=1, **search.drawing)
+        generator.kind = kind
         configure(generator, search)
         return generator
+
+    def _kind(self, search: Search) -> tuple[Any, ...]:
+        """Return what a generator is built with."""
+        is_any = search.samples and self._spec.build is not None  # draws any number
+        return 1 if is_any else search.beam, *search.drawing.values()
 
     def batch_invariant(self, beam: int) -> Any:
         """Return a new generator whose results do not depend on the batch, to the last bit, in fp32 either."""
@@ -85,10 +115,12 @@ class Generators:
 
     def give_back(self, generator: Any) -> None:
         """Return a generator to the pool."""
-        self._idle.setdefault(generator.beam_size, []).append(generator)
+        self._idle[generator.kind].append(generator)
 
 
 def configure(generator: Any, search: Search) -> None:
     """Set the options of a call in a generator."""
+    if search.samples:
+        generator.samples, generator.seed = search.beam, search.seed
     for name, value in search.options.items():
         setattr(generator, _ATTRIBUTES.get(name, name), not value if name == "unnormalized" else value)

@@ -23,7 +23,7 @@ from fairseq_plugins.api.inputs import (
     warn_of_lines,
 )
 from fairseq_plugins.api.options import CallOptions, SearchOptions
-from fairseq_plugins.api.results import CallStatistics, Step, Translation
+from fairseq_plugins.api.results import CallStatistics, Step, Translation, emitted_of
 from fairseq_plugins.api.service import MAX_BEAM, MAX_SENTENCES, Service
 from fairseq_plugins.commands.session import Session
 from fairseq_plugins.data.sentences import join_text, split_text
@@ -221,6 +221,7 @@ class Model(BatchDecoder):
         tokens: Sequence[Sequence[str]],
         *,
         drafts: Sequence[Sequence[Sequence[str]]] | None = None,
+        numbers: Sequence[int] | None = None,
         **options: Unpack[CallOptions],
     ) -> list[Translation]:
         """Translate sentences given as subwords (see `tokenize`).
@@ -228,6 +229,8 @@ class Model(BatchDecoder):
         Args:
             tokens: subwords of each sentence, without EOS; subwords that the dictionary lacks become the unknown word.
             drafts: drafts of each sentence, each as target subwords; see `translate`.
+            numbers: of the sentences, by which samples differ; default: 0, 1, 2 ... Calls that share a text give its
+                line numbers.
             options: see `CallOptions`.
 
         Raises:
@@ -238,7 +241,7 @@ class Model(BatchDecoder):
         check_tokens(tokens)
         ids = self._draft_ids(drafts, len(tokens))
         sources = [self._source(words, f"tokens[{number}]") for number, words in enumerate(tokens)]
-        return self._decode(sources, search, ids)
+        return self._decode(sources, search, ids, numbers)
 
     @overload
     def translate_iterable(
@@ -275,7 +278,7 @@ class Model(BatchDecoder):
         while chunk := list(islice(texts, search.batch_size * _BATCHES_AHEAD)):
             self._thread.statistics = statistics
             sources = attempted(chunk, lambda text, number: self._encode(text, f"texts[{before + number}]"), on_error)  # noqa: B023
-            yield from self._decode(sources, search)
+            yield from self._decode(sources, search, None, range(before, before + len(chunk)))
             before += len(chunk)
 
     def stream(self, text: str, **options: Unpack[SearchOptions]) -> Iterator[Step]:
@@ -322,7 +325,7 @@ class Model(BatchDecoder):
                     try:
                         step = self._step(next(iterations)[0], output)
                     except StopIteration as end:
-                        translation = self._translation(end.value[0][:1], generator.stats.take()[0].emitted)
+                        translation = self._translation(end.value[0][:1], emitted_of(generator.stats.take()[0]))
                         statistics.add(translation)
                         return translation
                     finally:

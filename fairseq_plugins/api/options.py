@@ -32,7 +32,25 @@ class SearchOptions(TypedDict, total=False):
     unkpen: Penalty
 
 
-class CallOptions(SearchOptions, total=False):
+class SamplingOptions(TypedDict, total=False):
+    """Options of sampling, named as in fairseq; by default they are those given to `load`.
+
+    Attributes:
+        sampling: draw each token from the model's distribution; `num_hypotheses` samples of each sentence.
+        sampling_topk: draw from this many tokens only, the most likely ones.
+        sampling_topp: draw from the smallest set of tokens whose probability reaches this.
+        temperature: divides the model's scores, also without sampling.
+        seed: the same one gives the same samples, whatever the decoder, the drafts and the batches.
+    """
+
+    sampling: bool
+    sampling_topk: int
+    sampling_topp: float
+    temperature: float
+    seed: int
+
+
+class CallOptions(SearchOptions, SamplingOptions, total=False):
     """Options of a call that translates.
 
     Attributes:
@@ -69,19 +87,19 @@ class DecoderOptions(TypedDict, total=False):
     no_cuda_graphs: bool
     no_packed_weights: bool
     preset: Literal["none", "high-quality", "high-efficiency"]
-    seed: int
     tau: float
     top_beta: int
 
 
 class WrapOptions(DecoderOptions, total=False):
-    """Options of `wrap`."""
+    """Options of `wrap`; `seed` is that of sampling."""
 
+    seed: int
     stats_file: str | None
     trace_file: str | None
 
 
-class LoadOptions(DecoderOptions, SearchOptions, total=False):
+class LoadOptions(DecoderOptions, SearchOptions, SamplingOptions, total=False):
     """Options of `load`: those of the method, of every call, and of fairseq's generation (docs/options.md)."""
 
     forced_first_token: str | None
@@ -95,10 +113,6 @@ class LoadOptions(DecoderOptions, SearchOptions, total=False):
     match_source_len: bool
     no_early_stop: bool
     no_repeat_ngram_size: int
-    sampling: bool
-    sampling_topk: int
-    sampling_topp: float
-    temperature: float
 
 
 def names(options: type) -> set[str]:

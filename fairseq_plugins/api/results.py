@@ -19,7 +19,7 @@ class Translation:
         emitted: tokens that each iteration added, EOS included and the verifier's own among them; their number is
             that of iterations. None for fairseq's own search (`decoder="beam"`), which counts nothing.
         alternatives: the next best hypotheses, the best first, as many as `num_hypotheses` asks for besides this one;
-            nothing is counted of them.
+            nothing is counted of them, except of samples.
     """
 
     text: str
@@ -87,12 +87,18 @@ class RecordedStats(DecodingStats):
 
     def __init__(self, decoder: str) -> None:
         super().__init__(decoder)
-        self._recorded: dict[int, SentenceStats] = {}
+        self._recorded: dict[int, list[SentenceStats]] = {}
 
     def record(self, batch: Sequence[SentenceStats], seconds: float) -> None:
-        self._recorded.update((sentence.id, sentence) for sentence in batch)
+        for sentence in batch:
+            self._recorded.setdefault(sentence.id, []).append(sentence)
 
-    def take(self) -> dict[int, SentenceStats]:
-        """Return the recorded sentences by their numbers, and forget them."""
+    def take(self) -> dict[int, list[SentenceStats]]:
+        """Return the recorded sentences by their numbers, several of one for its samples, and forget them."""
         taken, self._recorded = self._recorded, {}
         return taken
+
+
+def emitted_of(counted: Sequence[SentenceStats]) -> list[list[int]]:
+    """Return the tokens that each iteration emitted, for each of the outputs counted."""
+    return [sentence.emitted for sentence in counted]

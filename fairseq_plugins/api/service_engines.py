@@ -34,6 +34,8 @@ class ContinuousEngine:
         self._lock = threading.Lock()
         self._jobs: dict[int, Job] = {}
         self._is_closed = False
+        if model._generators.search({}).samples:
+            raise NotNative("sampling, whose sentences are decoded in turn")
         with model._turn():
             generator = model._generators.batch_invariant(max_beam)
             if not isinstance(generator, DraftVerifyGenerator):
@@ -52,6 +54,8 @@ class ContinuousEngine:
         self._thread.start()
 
     def admit(self, job: Job) -> None:
+        if job.search.samples:
+            raise ConfigurationError("sampling=True: is not for single calls of this service; give it to load")
         with self._lock, python_errors():
             configure(self._generator, job.search)
             sample, limits, first_token = self._request(job.source, job.drafts)
@@ -106,7 +110,7 @@ class ContinuousEngine:
             configure(self._generator, job.search)
             hypotheses = self._generator.hypotheses(decoded.outputs)
         (emitted,) = self._generator.emitted(decoded.emitted, hypotheses)
-        return self._model._translation(hypotheses[0][: job.search.num_hypotheses], emitted)
+        return self._model._translation(hypotheses[0][: job.search.num_hypotheses], [emitted])
 
 
 class WholeBatches:
@@ -174,7 +178,9 @@ class WholeBatches:
             drafts = None
             if any(job.drafts is not None for job in jobs):
                 drafts = [job.drafts or [] for job in jobs]
-            translations = model._decode([job.source for job in jobs], first.search, drafts)
+            # Samples of a request depend on no other one.
+            numbers = [0] * len(jobs)
+            translations = model._decode([job.source for job in jobs], first.search, drafts, numbers)
             for job, translation in zip(jobs, translations, strict=True):
                 job.end(translation)
             return

@@ -26,7 +26,7 @@ from fairseq_plugins.errors import NAN_SCORES, ConfigurationError
 
 logger = logging.getLogger(__name__)
 
-Hypotheses = list[list[dict[str, Tensor]]]
+Hypotheses = list[list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def with_samples(sample: dict[str, Any], count: int, seed: int) -> dict[str, Any
     Args:
         sample: the batch.
         count: outputs to draw for each sentence.
-        seed: of the noise, which also depends on the `id` of a sentence, or on its place in a batch without ids.
+        seed: of the noise, which also depends on the number of a sentence: `numbers`, else `id`, else its place.
     """
     size = len(sample["net_input"]["src_tokens"])
     device = sample["net_input"]["src_tokens"].device
@@ -83,14 +83,21 @@ def with_samples(sample: dict[str, Any], count: int, seed: int) -> dict[str, Any
             return value.repeat_interleave(count, 0)
         return [each for each in value for _ in range(count)] if isinstance(value, list) else value
 
-    ids = sample["id"].to(device) if "id" in sample else torch.arange(size, device=device)
+    ids = sample.get("numbers", sample.get("id"))
+    ids = torch.arange(size, device=device) if ids is None else ids.to(device)
     whole = {name: repeated(value) for name, value in sample.items() if name != "net_input"}
     net_input = {name: repeated(value) for name, value in sample["net_input"].items()}
     keys = noise_keys(seed, repeated(ids), torch.arange(count, device=device).repeat(size))
     return {**whole, "net_input": net_input, "noise_keys": keys}
 
 
-def group_samples(hypotheses: list[list[dict[str, Tensor]]], count: int) -> list[list[dict[str, Tensor]]]:
-    """Return the samples of each sentence, best score first, from the outputs of `with_samples`."""
-    groups = (hypotheses[begin : begin + count] for begin in range(0, len(hypotheses), count))
-    return [sorted((only for (only,) in group), key=lambda sample: -float(sample["score"])) for group in groups]
+def group_samples(hypotheses: list[list[dict[str, Any]]], count: int) -> list[list[dict[str, Any]]]:
+    """Return the samples of each sentence, best score first, from the outputs of `with_samples`.
+
+    `sample` of a hypothesis is its number.
+    """
+    groups = []
+    for begin in range(0, len(hypotheses), count):
+        group = [{**only, "sample": number} for number, (only,) in enumerate(hypotheses[begin : begin + count])]
+        groups.append(sorted(group, key=lambda sample: -float(sample["score"])))
+    return groups

@@ -109,6 +109,8 @@ def origin(cfg: DictConfig, subset: str) -> dict[str, Any]:
     }
     if task.int8:
         depends_on["int8"] = True
+    if cfg.generation.sampling:
+        depends_on |= {"seed": cfg.common.seed, "nbest": cfg.generation.nbest}
     spec, options = methods.chosen(task)
     if not spec.is_lossless:
         depends_on["drafting"] = asdict(options)

@@ -83,6 +83,8 @@ def get_parser() -> CommandParser:
     decoding("--beam", type=positive, metavar="N", help="hypotheses, for decoders that keep several (default: 5)")
     nbest = "hypotheses written for each sentence, further ones as alternatives in jsonl (default: 1)"
     decoding("--nbest", type=positive, default=1, metavar="N", help=nbest)
+    decoding("--sampling", action="store_true", help="draw --nbest samples of each sentence; --set temperature=0.7 ...")
+    decoding("--seed", type=int, metavar="N", help="of --sampling; the same samples for the same lines (default: 1)")
     block = "most tokens in a draft (default: as the drafter was trained)"
     decoding("--block-size", type=positive, metavar="K", help=block)
     other = "any other option of decoding, such as lenpen=0.6 or preset=high-quality; repeatable (docs/options.md)"
@@ -99,8 +101,9 @@ def get_parser() -> CommandParser:
 
 
 def set_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of --block-size and --set for `load`; raise ConfigurationError unless --set has NAME=VALUE."""
-    options: dict[str, Any] = {} if args.block_size is None else {"block_size": args.block_size}
+    """Return the options for `load`; raise ConfigurationError unless --set has NAME=VALUE."""
+    given = {"block_size": args.block_size, "seed": args.seed, "sampling": args.sampling or None}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     for item in args.set:
         name, equals, value = item.partition("=")
         if not equals or not name:
@@ -165,6 +168,7 @@ class Translator:
         batch = model.translate_batch(
             [tokens[index] for index in fitting],
             drafts=drafts,
+            numbers=[before + index for index in fitting],
             beam=args.beam,
             num_hypotheses=args.nbest,
             batch_size=args.batch_size,

@@ -120,7 +120,7 @@ def test_options_of_a_call_are_those_of_load(model: Model) -> None:
         expected = [text for _, text in interactive(few, "--beam", "3", *options)]
         assert search.translate(few, beam=3, **changed) == expected
     for wrong, message in (
-        ({"temperature": 2.0}, "temperature: is no option of translate; give it to load"),
+        ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size: is no option of translate; give it to load"),
         ({"max_len": 3}, "max_len: no such option; did you mean max_len_"),
         ({"min_len": "many"}, "min_len='many': give a whole number, not str"),
     ):
