@@ -24,8 +24,12 @@ for file in "$correcting"/{verifier,drafter}.pt "$teacher/verifier.pt"; do
     [ -e "$file" ] || die "$file: no such file; restore it: git checkout checkpoints"
 done
 mkdir -p data-bin results checkpoints
+for folder in "$work" "$results" "$models"; do
+    [ ! -e "$folder" ] || [ -e "$folder/.quick-demo" ] || die "$folder: was not written by this demo; rename it"
+done
 rm -rf "$work" "$results" "$models"
 mkdir -p "$work/ua-gec" "$logs" "$models"
+touch "$work/.quick-demo" "$results/.quick-demo" "$models/.quick-demo"
 
 # binarise FOLDER MODEL SRC TGT SETS: binarise the text of FOLDER with dictionaries and subwords of MODEL, into FOLDER/bin.
 binarise() {

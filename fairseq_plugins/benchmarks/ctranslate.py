@@ -2,8 +2,7 @@
 
 import hashlib
 import importlib.util
-import os
-import shutil
+import tempfile
 from argparse import Namespace
 from importlib import metadata
 from pathlib import Path
@@ -45,22 +44,19 @@ def convert(checkpoint: str, task_cfg: Any, folder: Path) -> Path:
         target = folder / hashlib.file_digest(file, "sha256").hexdigest()[:16]
     if target.exists():
         return target
-    partial = target.with_name(target.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
-    checked = target.with_name(target.name + ".pt")
-    _write_checked(checkpoint, checked)
-    converter = FairseqConverter(str(checked), str(task_cfg.data), task_cfg.source_lang, task_cfg.target_lang)
     try:
-        converter.convert(str(partial))
+        with tempfile.TemporaryDirectory(prefix=f"{target.name}.partial.", dir=folder) as partial:
+            checked, converted = Path(partial, "checked.pt"), Path(partial, target.name)
+            _write_checked(checkpoint, checked)
+            languages = task_cfg.source_lang, task_cfg.target_lang
+            FairseqConverter(str(checked), str(task_cfg.data), *languages).convert(str(converted))
+            converted.rename(target)
     except (ValueError, KeyError, AttributeError, RuntimeError) as error:
         raise ConfigurationError(
             f"--path {checkpoint}: CTranslate2 cannot convert it ({' '.join(str(error).split())[:200]}); "
             "choose other rows with --decoders"
         ) from error
-    finally:
-        checked.unlink()
-    os.replace(partial, target)
     return target
 
 

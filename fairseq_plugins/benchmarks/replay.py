@@ -6,9 +6,9 @@ distribution truncated at the block size. The probability is chosen for a given 
 drafter's probability of each token.
 """
 
-import os
 import random
 import shutil
+import tempfile
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -211,12 +211,13 @@ def prepare(
     """
     target = folder / f"{shape}-{drafter}-{sentences}x{lengths[0]}-{lengths[1]}-v{vocabulary}"
     if not target.exists():
-        partial = target.with_name(target.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        _write_data(partial, sentences, lengths, vocabulary)
-        _write_models(partial, shape, drafter)
-        os.replace(partial, target)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f"{target.name}.partial.", dir=folder) as temporary:
+            partial = Path(temporary, target.name)
+            partial.mkdir()
+            _write_data(partial, sentences, lengths, vocabulary)
+            _write_models(partial, shape, drafter)
+            partial.rename(target)
     arguments = [str(target / "data"), "--path", str(target / "verifier.pt")]
     arguments += ["--drafter-path", str(target / "drafter.pt")]
     # Random models rarely emit EOS: fairseq ends outputs at the length of their sources.

@@ -1,8 +1,6 @@
 """Parse the command lines of `spec-dec-compare` and `spec-dec-bench`, which extend fairseq-generate's."""
 
 import argparse
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from fairseq_plugins.benchmarks.contenders import (
     choose,
 )
 from fairseq_plugins.commands.cli import CommandParser
+from fairseq_plugins.commands.files import cache_folder
 from fairseq_plugins.commands.parsing import as_config, check_paths, generation_parser, parse_arguments
 from fairseq_plugins.commands.session import precision, set_options
 from fairseq_plugins.commands.values import not_negative, positive, positive_list
@@ -59,8 +58,8 @@ def get_parser(
 
 
 def conversions(results: str | None) -> Path:
-    """Return the folder of converted models: in that of --results, or a temporary one."""
-    return Path(results or Path(tempfile.gettempdir()) / f"spec-dec-bench-{os.getuid()}") / "ctranslate2"
+    """Return the folder of converted models: in that of --results, or in the user's cache."""
+    return Path(results or cache_folder() / "benchmarks") / "ctranslate2"
 
 
 def parse(parser: CommandParser, argv: Sequence[str]) -> tuple[argparse.Namespace, DictConfig]:

@@ -72,6 +72,21 @@ def standard_stream(path: str | Path) -> TextIO | None:
     return None
 
 
+def open_own(path: str | Path, mode: str, **how: Any) -> IO[Any]:
+    """Open a file that only our programs write, as `open` does; raise OSError for a symbolic link."""
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666), **how)
+
+
+def is_own_file(path: Path) -> bool:
+    """Return whether a path is a regular file, and no symbolic link."""
+    return path.is_file() and not path.is_symlink()
+
+
+def cache_folder() -> Path:
+    """Return the user's folder of files that can be made again: $XDG_CACHE_HOME/fairseq-spec-dec, or in ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "fairseq-spec-dec")
+
+
 def unwritable(path: str | Path, option: str, error: OSError) -> ConfigurationError:
     """Return the error of a file that cannot be written."""
     remedy = "give a path in a writable folder"
@@ -149,11 +164,12 @@ def write_atomically(path: Path, content: str | bytes, option: str) -> None:
                 _write_all(file, data)
             return
         try:
-            with open(target.partial, "wb", buffering=0) as file:
+            with open_own(target.partial, "wb", buffering=0) as file:
                 _write_all(file, data)
             os.replace(target.partial, target.path)
         except BaseException:
-            target.partial.unlink(missing_ok=True)
+            if is_own_file(target.partial):
+                target.partial.unlink()
             raise
     except OSError as error:
         raise unwritable(path, option, error) from error

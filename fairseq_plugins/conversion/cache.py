@@ -1,9 +1,9 @@
 """A cache of converted models."""
 
 import hashlib
-import os
 from pathlib import Path
 
+from fairseq_plugins.commands.files import cache_folder
 from fairseq_plugins.conversion.convert import convert
 from fairseq_plugins.errors import ConfigurationError
 
@@ -24,8 +24,7 @@ def converted(folder: Path) -> Path:
     # A changed file has another size or time, so its model is converted again.
     stamp = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(folder.iterdir())]
     key = hashlib.sha256(repr((folder.resolve(), stamp)).encode()).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "fairseq-spec-dec")
-    target = cache / f"{folder.resolve().name}.{key}"
+    target = cache_folder() / f"{folder.resolve().name}.{key}"
     try:
         if not target.is_dir():
             convert(folder, target)

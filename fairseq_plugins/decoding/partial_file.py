@@ -3,7 +3,7 @@
 import os
 import sys
 
-from fairseq_plugins.commands.files import destination, standard_stream, unwritable
+from fairseq_plugins.commands.files import destination, open_own, standard_stream, unwritable
 from fairseq_plugins.ending import fail
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.output import say
@@ -33,7 +33,8 @@ class PartialFile:
         name, mode = (self._target.path, "a") if self._target.is_direct else (self._target.partial, "w")
         try:
             # Line buffering: a killed run keeps its lines, and a full disk is noticed early.
-            self._file = stream or open(name, mode, buffering=1, encoding="utf-8")
+            opens = open if self._target.is_direct else open_own
+            self._file = stream or opens(name, mode, buffering=1, encoding="utf-8")
         except OSError as error:
             raise unwritable(path, option, error) from error
 

@@ -16,13 +16,14 @@ from fairseq.data import Dictionary
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq_cli import preprocess
 
-from fairseq_plugins.commands.files import sha256, write_atomically
+from fairseq_plugins.commands.files import is_own_file, sha256, write_atomically
 from fairseq_plugins.commands.session import load_subset
 from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.decode import source_files
 from fairseq_plugins.distillation.shards import Sentence
 from fairseq_plugins.errors import ConfigurationError
 
+_MARK = "made-by-spec-dec-distill"
 PREFIXES = {"train": "--trainpref", "valid": "--validpref", "test": "--testpref"}
 """fairseq-preprocess's option for each subset."""
 
@@ -141,18 +142,21 @@ def merge(
 
     Raises ConfigurationError for shards that are missing or do not fit the data, and a folder that cannot be written.
     """
+    work = destination.with_name(destination.name + ".partial")
     if destination.exists():
+        if is_own_file(work / _MARK):  # the run was killed after it had renamed the result
+            _remove_folder(work)
         raise ConfigurationError(f"--destdir {destination}: is there already; remove it or give another folder")
     for subset in subsets:
         check_subset(subset)
     task = open_task(data, *languages)
     source, target = task.cfg.source_lang, task.cfg.target_lang
-    partial = destination.with_name(destination.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
     counts, origins = {}, {}
     try:
-        text = partial / "text"
-        text.mkdir(parents=True)
+        _make_folder(work, destination)
+        partial, text = work / "data", work / "text"
+        partial.mkdir()
+        text.mkdir()
         for subset in subsets:
             dataset = load_subset(task, subset)
             files = source_files(data, subset, source, target)
@@ -173,21 +177,55 @@ def merge(
                 with open(text / f"{subset}.{language}", "w", encoding="utf-8", newline="\n") as file:
                     file.writelines(pair[side] + "\n" for pair in pairs)
         _binarise(data, text, partial, source, target, subsets, workers)
-        shutil.rmtree(text)
         record: dict[str, Any] = {"counts": {name: asdict(value) for name, value in counts.items()}}
         record["made_from"] = origins
         record |= {"max_ratio": max_ratio, "keep_raw": keep_raw}
         write_atomically(partial / "distilled.json", json.dumps(record, indent=2) + "\n", "--destdir")
         os.replace(partial, destination)
     except OSError as error:
-        remedy = "free some" if error.errno == errno.ENOSPC else "give a folder that can be written"
-        raise ConfigurationError(
-            f"--destdir {destination}: cannot be written ({error.strerror}); {remedy} and run the same command again: "
-            "the shards are kept"
-        ) from error
+        raise _unwritable(destination, error) from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove_folder(work)
     return counts
+
+
+def _make_folder(work: Path, destination: Path) -> None:
+    """Make the folder of an unfinished result, with a mark; remove that of an interrupted run."""
+    if os.path.lexists(work) and not _is_ours(work):
+        raise ConfigurationError(
+            f"--destdir {destination}: {work} is there, and is not an unfinished result; rename it, or give "
+            "another folder"
+        )
+    _remove_folder(work)
+    work.mkdir(parents=True, exist_ok=True)
+    (work / _MARK).touch()
+
+
+def _is_ours(work: Path) -> bool:
+    """Return whether a folder is marked, or empty as between its making and its mark; it is no symbolic link."""
+    if work.is_symlink() or not work.is_dir():
+        return False
+    return is_own_file(work / _MARK) or not any(work.iterdir())
+
+
+def _remove_folder(work: Path) -> None:
+    """Remove what an unfinished result consists of, and its folder unless it has other files."""
+    if not _is_ours(work):
+        return
+    for part in (work / "data", work / "text"):
+        if part.is_dir() and not part.is_symlink():
+            shutil.rmtree(part, ignore_errors=True)
+    (work / _MARK).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # has other files
+        work.rmdir()
+
+
+def _unwritable(destination: Path, error: OSError) -> ConfigurationError:
+    remedy = "free some" if error.errno == errno.ENOSPC else "give a folder that can be written"
+    return ConfigurationError(
+        f"--destdir {destination}: cannot be written ({error.strerror}); {remedy} and run the same command again: "
+        "the shards are kept"
+    )
 
 
 def _binarise(

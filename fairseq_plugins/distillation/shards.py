@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairseq_plugins.commands.files import hold
+from fairseq_plugins.commands.files import hold, open_own
 from fairseq_plugins.errors import ConfigurationError
 
 TOO_LONG = "too-long"
@@ -93,6 +93,8 @@ def _parse(content: bytes) -> tuple[dict[str, Any] | None, list[Sentence], int]:
     try:
         header = json.loads(content[:end])
     except ValueError:
+        header = None
+    if not isinstance(header, dict):
         return None, [], 0
     sentences = []
     while (match := _SENTENCE.match(content, end)) is not None:
@@ -118,13 +120,18 @@ class ShardWriter:
         self._path, self._partial = path, path.with_name(path.name + ".partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self._partial, "a+b", buffering=0)
+            self._file = open_own(self._partial, "a+b", buffering=0)
         except OSError as error:
             raise _cannot_write(self._partial, error) from error
         hold(self._file, self._partial, path)
         self._file.seek(0)
         content = self._file.read()
         header, sentences, end = _parse(content)
+        first = json.dumps(made_from, ensure_ascii=False, sort_keys=True).encode() + b"\n"
+        if header is None and not first.startswith(content):
+            raise ConfigurationError(
+                f"{self._partial}: was not written by spec-dec-distill; rename it or choose another --output"
+            )
         if header is not None and header != made_from:
             raise ConfigurationError(
                 f"{self._partial}: was begun with other {differences(made_from, header)}; remove it or choose another "
@@ -135,7 +142,7 @@ class ShardWriter:
         self._hash = hashlib.sha256(content[:end])
         self.done = {sentence.number for sentence in sentences}
         if header is None:
-            self._write(json.dumps(made_from, ensure_ascii=False, sort_keys=True).encode() + b"\n")
+            self._write(first)
 
     def add(self, sentences: Iterable[Sentence]) -> None:
         """Append sentences; raises ConfigurationError if they cannot be written."""

@@ -26,7 +26,7 @@ from fairseq_plugins.api.options import LOAD
 from fairseq_plugins.api.results import CallStatistics
 from fairseq_plugins.api.spelling import on_command_line
 from fairseq_plugins.commands.cli import CommandParser, run_command
-from fairseq_plugins.commands.files import Destination, destination, sha256, unwritable
+from fairseq_plugins.commands.files import Destination, destination, open_own, sha256, unwritable
 from fairseq_plugins.commands.invalid_text import mend_lines
 from fairseq_plugins.commands.progress import progress_bar
 from fairseq_plugins.commands.values import positive
@@ -332,7 +332,8 @@ def _translate_stream(translator: Translator, output: Destination | None) -> Non
             file = opened.enter_context(open(args.input, encoding="utf-8", errors="surrogateescape", newline="\n"))
         if output is not None:
             name = output.path if output.is_direct else output.partial
-            target = opened.enter_context(open(name, "w", encoding="utf-8"))
+            opens = open if output.is_direct else open_own
+            target = opened.enter_context(opens(name, "w", encoding="utf-8"))
         number = 0
         for chunk in chunks(file, args.buffer_size or (1 if file.isatty() else CHUNK)):
             lines = translator.translate(chunk, number)

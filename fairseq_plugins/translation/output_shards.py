@@ -3,25 +3,40 @@
 Chunks of `CHUNK` lines are dealt to the shards in turn. A shard is appended to chunk by chunk under a name that ends in
 `.partial`. The last process to finish joins the shards and renames the result. An interrupted run resumes at the end of
 each shard, with the same number of shards, if models, options and text are the same.
+
+The folder is made with the file `origin.json`, by which it is known as ours. Symbolic links in it are not followed,
+and only its own files are removed.
 """
 
 import json
 import os
-import shutil
-from collections.abc import Iterator, Sequence
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fairseq_plugins.commands.files import Destination, hold, lock, unwritable, write_atomically
+from fairseq_plugins.commands.files import (
+    Destination,
+    hold,
+    is_own_file,
+    lock,
+    open_own,
+    unwritable,
+    write_atomically,
+)
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.output import say
 
 CHUNK = 1024
 """Number of lines that are sorted by length and written together."""
 
 _OPTION = "--output"
 _ORIGIN = "origin.json"
+_MADE_BY = "spec-dec-translate"
+_OWN = re.compile(r"(\d+-of-\d+|origin\.json)(\.partial)?|finished|lock|joined")
 _FINISHED = "finished"
 """File with the id of the finished run, for tasks of its array that start later and have nothing to do."""
 
@@ -34,7 +49,7 @@ class OutputShard:
         self._output, self._finished = output, finished
         self._partial = finished.with_name(finished.name + ".partial")
         try:
-            self._file = open(self._partial, "a+b")
+            self._file = open_own(self._partial, "a+b")
         except OSError as error:
             raise unwritable(output.path, _OPTION, error) from error
         hold(self._file, self._partial, finished)
@@ -84,21 +99,39 @@ class OutputShards:
         self.output, self._run_id = output, run_id
         self._folder = folder_of(output.path)
         try:
-            self._folder.mkdir(exist_ok=True)
+            made_from = {"made_by": _MADE_BY, **made_from, "parts": count}
+            self._make_folder(made_from)
             with self._locked():
                 finished = self._folder / _FINISHED
-                self.is_done = finished.is_file() and run_id != "" and finished.read_text(encoding="utf-8") == run_id
-                if finished.is_file() and not self.is_done:  # left by an earlier run, whose output is complete
-                    for file in (*self._folder.glob("*-of-*"), self._folder / _ORIGIN, finished):
-                        file.unlink(missing_ok=True)
-                self.count = self._check_origin({**made_from, "parts": count})
+                is_finished = is_own_file(finished)
+                self.is_done = is_finished and run_id != "" and finished.read_text(encoding="utf-8") == run_id
+                if is_finished and not self.is_done:  # left by an earlier run, whose output is complete
+                    _remove(file for file in _own_files(self._folder) if file.name not in ("lock", _ORIGIN))
+                    write_atomically(self._folder / _ORIGIN, json.dumps(made_from), _OPTION)
+                self.count = self._check_origin(made_from)
         except OSError as error:
             raise unwritable(output.path, _OPTION, error) from error
 
+    def _make_folder(self, made_from: dict[str, Any]) -> None:
+        """Make the folder together with its origin, unless it is there."""
+        if not os.path.lexists(self._folder):
+            with tempfile.TemporaryDirectory(prefix=f"{self._folder.name}.", dir=self._folder.parent) as temporary:
+                made = Path(temporary, self._folder.name)
+                made.mkdir()
+                write_atomically(made / _ORIGIN, json.dumps(made_from), _OPTION)
+                try:
+                    made.rename(self._folder)
+                except OSError:
+                    if not os.path.lexists(self._folder):  # else another process has made it meanwhile
+                        raise
+        if not _is_ours(self._folder):
+            raise ConfigurationError(
+                f"{_OPTION} {self.output.path}: {self._folder} is there, and is not an unfinished translation; rename "
+                "it, or give another file"
+            )
+
     def _check_origin(self, made_from: dict[str, Any]) -> int:
         file = self._folder / _ORIGIN
-        if not file.exists():
-            write_atomically(file, json.dumps(made_from), _OPTION)
         try:
             before = json.loads(file.read_text(encoding="utf-8"))
             count = int(before["parts"])
@@ -117,7 +150,7 @@ class OutputShards:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with open(self._folder / "lock", "a") as file:
+        with open_own(self._folder / "lock", "a") as file:
             lock(file, self._folder, wait=True)
             yield
 
@@ -126,7 +159,7 @@ class OutputShards:
 
     def is_finished(self, index: int) -> bool:
         """Return whether a shard is finished."""
-        return self.is_done or self._path(index).is_file()
+        return self.is_done or is_own_file(self._path(index))
 
     def begin(self, index: int) -> OutputShard:
         """Lock a shard and resume it; raises HeldByAnother if another process writes it."""
@@ -139,22 +172,22 @@ class OutputShards:
         try:
             with self._locked():
                 shards = [self._path(index) for index in range(self.count)]
-                if not all(shard.is_file() for shard in shards):
+                if not all(map(is_own_file, shards)):
                     return False
                 self._join(shards)
                 os.replace(self._folder / "joined", self.output.path)
-                (self._folder / _FINISHED).write_text(self._run_id, encoding="utf-8")
-                for shard in shards:
-                    shard.unlink()
+                with open_own(self._folder / _FINISHED, "w", encoding="utf-8") as finished:
+                    finished.write(self._run_id)
+                _remove(shards)
             if not self._run_id:
-                shutil.rmtree(self._folder)
+                _remove_folder(self._folder)
         except OSError as error:
             raise unwritable(self.output.path, _OPTION, error) from error
         return True
 
     def _join(self, shards: Sequence[Path]) -> None:
-        with ExitStack() as opened, open(self._folder / "joined", "wb") as joined:
-            files = [opened.enter_context(shard.open("rb")) for shard in shards]
+        with ExitStack() as opened, open_own(self._folder / "joined", "wb") as joined:
+            files = [opened.enter_context(open_own(shard, "rb")) for shard in shards]
             while sum(_copy_chunk(file, joined) for file in files):
                 pass
             joined.flush()
@@ -168,8 +201,37 @@ def folder_of(path: Path) -> Path:
 
 def remove_finished(path: Path) -> None:
     """Remove the folder that a run has left for its later processes, once all have ended."""
-    if (folder_of(path) / _FINISHED).is_file():
-        shutil.rmtree(folder_of(path))
+    folder = folder_of(path)
+    if _is_ours(folder) and is_own_file(folder / _FINISHED):
+        _remove_folder(folder)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Return whether a folder is one that `OutputShards` has made, and no symbolic link."""
+    if folder.is_symlink() or not folder.is_dir() or not is_own_file(folder / _ORIGIN):
+        return False
+    text = (folder / _ORIGIN).read_bytes()
+    # It begins with the mark, so that a damaged one is still known.
+    return text.startswith(json.dumps({"made_by": _MADE_BY})[:-1].encode())
+
+
+def _own_files(folder: Path) -> list[Path]:
+    """Return the files that `OutputShards` has written."""
+    return [file for file in folder.iterdir() if is_own_file(file) and _OWN.fullmatch(file.name)]
+
+
+def _remove(files: Iterable[Path]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)
+
+
+def _remove_folder(folder: Path) -> None:
+    """Remove our files, and the folder unless it has others."""
+    _remove(_own_files(folder))
+    try:
+        folder.rmdir()
+    except OSError:
+        say(f"{_MADE_BY}: {folder} stays, with files of others")
 
 
 def _copy_chunk(source: Any, target: Any) -> int:

@@ -338,7 +338,7 @@ def test_a_full_disk(
     again = ["decode", corpus.data, "--path", corpus.verifier, "--output", copy, "--decoder", "greedy", "--cpu"]
     again += ["--batch-size", "10"]
     with monkeypatch.context() as patch:
-        patch.setattr(shards, "open", lambda name, mode, **unused: FullDisk(name, "a+"), raising=False)
+        patch.setattr(shards, "open_own", lambda name, mode, **unused: FullDisk(name, "a+"))
         refused("No space left on device); free some and run the same command again", capsys, *again)
     assert 0 < shards.lines_in(file.with_name(file.name + ".partial")) < TRAIN // 3
     assert cli.main([str(word) for word in again]) == 0

@@ -243,8 +243,11 @@ def test_two_writers(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixtu
     """A second process without an array is refused; jobs of an array take other shards (test_translate.py)."""
     command = COMMANDS[name]
     file = tmp_path / command.partial
-    file.parent.mkdir()
-    with file.open("w") as held:
+    if name == "translating":  # whose folder only the command can make
+        in_fork(lambda: calls(command, lambda: command.run(corpus, tmp_path), FAULTS["kill -9"][0]))
+    else:
+        file.parent.mkdir()
+    with file.open("a") as held:
         lock(held, file)
         if name == "training":
             assert "another run is writing to " in run_stage(file.parent).stderr

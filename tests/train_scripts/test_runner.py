@@ -47,8 +47,18 @@ def test_a_stage_runs_once(tmp_path: Path) -> None:
 
 def test_what_an_interrupted_stage_left_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "out.partial").write_text("half\n")
+    (tmp_path / "out.partial.begun").touch()
     assert run(tmp_path, "stage", "out", "make it", "log", "bash", "-c", "echo made >>out.partial").returncode == 0
     assert (tmp_path / "out").read_text() == "made\n"
+
+
+@pytest.mark.parametrize("stage", [["stage", "out", "make it", "log"], ["train", "out", "train", "log", "0"]])
+def test_a_file_that_no_stage_has_written_is_kept(stage: list[str], tmp_path: Path) -> None:
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "checkpoint_1.pt").write_text("mine")
+    result = run(tmp_path, *stage, "bash", "-c", "echo made >out")
+    assert result.returncode != 0 and "out.partial: is there, and no stage has written it" in result.stderr
+    assert (tmp_path / "out.partial" / "checkpoint_1.pt").read_text() == "mine"
 
 
 def test_a_failing_stage_shows_the_end_of_its_log(tmp_path: Path) -> None:
@@ -189,6 +199,7 @@ def test_the_clock_goes_on(tmp_path: Path) -> None:
     seconds, line = tmp_path / "model.partial/seconds", record("train_inner", epoch=1, update=1, num_updates=5, loss=9)
     seconds.parent.mkdir()
     seconds.write_text("6000")
+    (tmp_path / "model.partial.begun").touch()
     script = f"cat <<'END'\n{line}END\necho '| Saved checkpoint'"
     said = run(tmp_path, "train", "model", "train", "log", "0", "bash", "-c", script).stdout
     assert "       100:" in said and 6000 <= int((tmp_path / "model/seconds").read_text()) < 6100

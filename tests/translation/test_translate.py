@@ -107,11 +107,12 @@ def test_goes_on_where_it_was(
 
     origin = text.parent / "out.parts" / "origin.json"
     whole = origin.read_text(encoding="utf-8")
-    for broken in ("", whole[:-3], "[]", "{}"):
-        origin.write_text(broken, encoding="utf-8")
+    broken, other = f"{origin} is broken; remove {origin.parent}", f"{origin.parent} is there, and is not an unfinished"
+    for content, message in (("", other), (whole[:-3], broken), ("[]", other), ("{}", other)):
+        origin.write_text(content, encoding="utf-8")
         capsys.readouterr()
         assert translate(text) == 2
-        assert f"{origin} is broken; remove {origin.parent}, or give another file" in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     origin.write_text(whole, encoding="utf-8")
 
     assert translate(text, "--set", "lenpen=0.5") == 2

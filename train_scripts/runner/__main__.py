@@ -60,10 +60,10 @@ def stage(output: str, message: str, log: str, *command: str) -> None:
     partial = Path(f"{output}.partial")
 
     def make() -> None:
-        run(shlex.join(["rm", "-rf", str(partial)]))
+        stages.write_anew(partial)
         run(shlex.join(command), log=Path(log))
-        if partial.exists():
-            partial.rename(output)
+        if not stages.is_dry_run():
+            stages.finish_writing(partial, Path(output))
 
     stages.stage(Path(output), message, make)
 

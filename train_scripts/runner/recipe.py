@@ -18,7 +18,17 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from train_scripts.runner.settings import Settings, batch, trainer
-from train_scripts.runner.stages import RecipeError, is_dry_run, lock, minutes, run, say, stage
+from train_scripts.runner.stages import (
+    RecipeError,
+    finish_writing,
+    is_dry_run,
+    lock,
+    minutes,
+    run,
+    say,
+    stage,
+    write_anew,
+)
 from train_scripts.runner.text import TOOL, binarise, call_recipe, find_sets, make_text
 from train_scripts.runner.training import remove_numbered, train
 
@@ -275,14 +285,14 @@ class Recipe:
         rows |= {name: f"--decoder {name}" for name in s.decoders.split()}
         references = sorted(Path(s.DATA).glob(f"test.{s.tgt}.[0-9]*")) if s.DATA else []
         compared = f"--references {shlex.join(map(str, references)) or f'{self.raw}/test.{s.tgt}'}"
-        run(f"rm -rf {part}")
+        write_anew(part)
         run(f"mkdir -p {part}")
         for name, options in rows.items():
             generate = f"fairseq-generate {self.data} --user-dir fairseq_plugins {self.decoding()} --gen-subset test"
             run(f"{generate} --max-tokens {s.DISTIL_MAX_TOKENS} {options}", out=part / f"{name}.out")
             scores = f"spec-dec-metrics --hypotheses {part}/{name}.out {compared} --lang {s.LANGUAGE_OF_TARGET}"
             run(f"{scores} {s.metric_options} --json {part}/{name}.json", out=part / f"{name}.txt")
-        run(f"mv {part} {self.results}/test")
+        finish_writing(part, self.results / "test")
 
     def compare(self) -> None:
         """Write the table that compares decoders."""

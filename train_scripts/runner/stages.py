@@ -104,6 +104,45 @@ def run(command: str, log: Path | None = None, out: Path | None = None, source: 
         raise CommandFailed(status, log)
 
 
+def begin_writing(partial: Path) -> None:
+    """Note in `partial`.begun that a stage writes `partial`, a file or folder that `finish_writing` renames.
+
+    Raises:
+        RecipeError: if it exists and no stage has begun it.
+    """
+    begun = Path(f"{partial}.begun")
+    if is_dry_run():
+        return
+    if os.path.lexists(partial) and not begun.is_file():
+        raise RecipeError(f"{partial}: is there, and no stage has written it; rename it")
+    begun.parent.mkdir(parents=True, exist_ok=True)
+    begun.touch()
+
+
+def write_anew(partial: Path) -> None:
+    """Remove what an interrupted stage has left as `partial`, and begin to write it.
+
+    Raises:
+        RecipeError: if it exists and no stage has begun it.
+    """
+    begin_writing(partial)
+    run(shlex.join(["rm", "-rf", str(partial)]))
+
+
+def finish_writing(partial: Path, output: Path) -> None:
+    """Rename what a stage has written, if it has written `partial`."""
+    if is_dry_run():
+        return run(shlex.join(["mv", str(partial), str(output)]))
+    if partial.exists():
+        partial.rename(output)
+    Path(f"{partial}.begun").unlink()
+
+
+def remove_written(partial: Path) -> None:
+    """Remove what a stage has written, of which it needs nothing more."""
+    run(shlex.join(["rm", "-rf", str(partial), f"{partial}.begun"]))
+
+
 def stage(output: Path, message: str, make: Callable[[], None]) -> None:
     """Call `make`, which writes `output`, unless that exists."""
     if is_dry_run():

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from train_scripts.runner.settings import Settings
-from train_scripts.runner.stages import CommandFailed, RecipeError, run, started
+from train_scripts.runner.stages import (
+    CommandFailed,
+    RecipeError,
+    finish_writing,
+    remove_written,
+    run,
+    started,
+    write_anew,
+)
 
 TOOL = "python -m train_scripts.tools"
 WRONG_NAME = "or end NAME with the right languages"
@@ -79,7 +87,7 @@ def call_recipe(function: str, *arguments: object) -> None:
 def make_text(s: Settings, raw: Path, sets: dict[str, Path]) -> None:
     """Write {train,valid,test}.LANGUAGE from FROM, from DATA (`sets`) or with the recipe's function `get_text`."""
     part, languages = Path(f"{raw}.partial"), (s.src, s.tgt)
-    run(f"rm -rf {part}")
+    write_anew(part)
     run(f"mkdir -p {part}")
     if s.FROM:
         run(f"cp -r data-bin/{s.FROM}/raw/. {part}")
@@ -96,7 +104,7 @@ def make_text(s: Settings, raw: Path, sets: dict[str, Path]) -> None:
             run(f"{TOOL} hold-out {divided} --one-in {s.HOLD_OUT}")
     else:
         call_recipe("get_text", part)
-    run(f"mv {part} {raw}")
+    finish_writing(part, raw)
 
 
 def binarise(s: Settings, data: Path, logs: Path) -> None:
@@ -104,7 +112,7 @@ def binarise(s: Settings, data: Path, logs: Path) -> None:
     part, text, bart = data / "binarised.partial", data / "raw", shlex.quote(s.BART)
     files = [f"{name}.{language}" for name in ("train", "valid", "test") for language in (s.src, s.tgt)]
     model, codes, dictionary = data / "subwords.model", data / "bpe.codes", "--joined-dictionary"
-    run(f"rm -rf {part}")
+    write_anew(part)
     run(f"mkdir -p {part}/tokens {part}/text")
     if s.FROM:  # its models need their own subwords and dictionary
         before = Path("data-bin", s.FROM)
@@ -140,4 +148,4 @@ def binarise(s: Settings, data: Path, logs: Path) -> None:
     made = [f"{part}/{file.replace('.', f'.{s.src}-{s.tgt}.')}.{end}" for file in files for end in ("bin", "idx")]
     run(f"mv {' '.join(made)} {part}/dict.{s.src}.txt {data}")
     run(f"mv {part}/dict.{s.tgt}.txt {data}")
-    run(f"rm -rf {part}")
+    remove_written(part)

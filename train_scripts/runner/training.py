@@ -15,7 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from train_scripts.runner.stages import CommandFailed, StopRequested, is_dry_run, minutes, run, say, started
+from train_scripts.runner.stages import (
+    CommandFailed,
+    StopRequested,
+    begin_writing,
+    finish_writing,
+    is_dry_run,
+    minutes,
+    run,
+    say,
+    started,
+)
 
 INTERVAL = 20  # seconds between two progress lines in a file
 
@@ -41,6 +51,7 @@ def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, la
     command += f" --log-interval {os.environ.get('LOG_INTERVAL') or 100}"
     if is_dry_run():
         return run(command)
+    begin_writing(partial)
     partial.mkdir(parents=True, exist_ok=True)
     mend_last_checkpoint(partial)
     if (partial / "checkpoint_last.pt").exists():
@@ -77,7 +88,7 @@ def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, la
         raise CommandFailed(child.returncode, log)
     if not keep:
         remove_numbered(partial)
-    partial.rename(folder)
+    finish_writing(partial, folder)
 
 
 def remove_numbered(folder: Path) -> None:
