@@ -11,6 +11,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from fairseq_plugins.output import READER_IS_GONE, abandon_output, flush_failure, is_tool, say, say_output_failure
@@ -18,15 +19,23 @@ from fairseq_plugins.output import READER_IS_GONE, abandon_output, flush_failure
 FAILED = 1
 """Exit status of a run that continued after a write failure; the same as after an error."""
 
+FAILURES = "SPEC_DEC_FAILURES"
+"""Variable with the file in which one of several processes notes failures; its own status is 0, since it went on."""
+
 _has_failed = False
 _pending: "list[weakref.finalize[Any, Any]]" = []
 
 
 def fail(message: str) -> None:
     """Print a write failure; the run continues, and its exit status will be `FAILED`."""
+    set_failed()
+    say(f"error: {message}")
+
+
+def set_failed() -> None:
+    """Let the exit status be `FAILED`."""
     global _has_failed
     _has_failed = True
-    say(f"error: {message}")
 
 
 def close_with(owner: Any, close: Callable[[], None]) -> None:
@@ -54,7 +63,10 @@ def _end() -> None:
     if failure is not None:
         say_output_failure(failure)
     raised = getattr(sys, "last_value", None)
-    status = FAILED if _has_failed or failure is not None else 0
+    failures = os.environ.get(FAILURES)
+    if _has_failed and failures is not None:
+        Path(failures).touch()
+    status = FAILED if (_has_failed and failures is None) or failure is not None else 0
     if any(isinstance(error, BrokenPipeError) for error in (failure, raised)):
         status = READER_IS_GONE
     # After other exceptions and Ctrl-C the status is already non-zero.

@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import importlib.util
 import io
 import json
 import logging
@@ -207,7 +208,9 @@ def python() -> None:
     """Run `python -m MODULE`, `python -c CODE`, `python -` (code on standard input) or `python FILE`."""
     kind, *rest = (argument for argument in sys.argv[1:] if argument != "-u")
     if kind == "-m":
-        sys.argv = rest
+        found = importlib.util.find_spec(rest[0])
+        # As Python sets it: exit handlers ask which program this is.
+        sys.argv = [(found and found.origin) or rest[0], *rest[1:]]
         warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning)
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     elif kind in ("-", "-c"):

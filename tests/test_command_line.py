@@ -184,6 +184,18 @@ def test_interactive_with_empty_and_unknown_words(corpus: Corpus) -> None:
     assert len(outputs[0]) == 4 and outputs[0] == outputs[1] == outputs[2]
 
 
+@pytest.mark.parametrize("option", ["--stats-file", "--trace-file"])
+def test_interactive_numbers_the_lines(corpus: Corpus, tmp_path: Path, option: str) -> None:
+    """Blocks of three lines, sorted by length into batches of two."""
+    lines = (corpus.text / "test.src").read_text().splitlines()[:7]
+    options = f"{corpus.data} --path {corpus.verifier} --cpu --source-lang src --target-lang tgt --task spec_dec"
+    options += f" --decoder greedy --buffer-size 3 --batch-size 2 {option} {tmp_path}/file"
+    run_in_process("interactive", options, input="\n".join(lines) + "\n")
+    records = [json.loads(line) for line in (tmp_path / "file").read_text().splitlines()]
+    lengths = {one["id"]: one.get("source_tokens") or len(one["source"]) for one in records if "id" in one}
+    assert lengths == {number: len(line.split()) + 1 for number, line in enumerate(lines)}
+
+
 def test_overlong_sources_are_handled_by_fairseq(corpus: Corpus) -> None:
     options = "--max-source-positions 6 --batch-size 4 --required-batch-size-multiple 1"
     with pytest.raises(Exception, match="max_positions"):

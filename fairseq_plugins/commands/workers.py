@@ -1,18 +1,25 @@
 """Share shards of the work among processes, and start one process for each GPU."""
 
+import ctypes
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from torch import distributed
 
 from fairseq_plugins.commands.files import HeldByAnother
+from fairseq_plugins.ending import FAILURES, set_failed
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.output import say
+
+_PARENT = "SPEC_DEC_PARENT"
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 WAIT_SECONDS = 2.0
 """Interval at which a waiting process checks whether shards of other processes are finished or free."""
@@ -116,21 +123,46 @@ def check_trains_together(worker: Worker) -> None:
         )
 
 
+def end_with_parent() -> None:
+    """Let the system end this process when the one of `start_processes` is killed, which started it."""
+    parent = os.environ.get(_PARENT)
+    if parent is None:
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if not Path("/proc", parent).exists():  # it was killed before
+        raise SystemExit(128 + signal.SIGTERM)
+
+
 def start_processes(count: int, module: str, argv: Sequence[str]) -> None:
     """Run a module of this package with these arguments in `count` processes, by torchrun, and wait for them.
+
+    Failures that a process reported while it went on are those of this process at its end.
 
     Raises:
         ConfigurationError: if one of them failed, which has printed its own error.
         KeyboardInterrupt: after Ctrl-C.
         SystemExit: after SIGTERM, as `scancel` sends it.
     """
+    sys.stdout.flush()
+    arguments = ["--standalone", "--nproc-per-node", str(count), "-m", module, *argv]
+    with tempfile.TemporaryDirectory(prefix="spec-dec-") as folder:
+        failures = Path(folder, "failures")
+        os.environ |= {_PARENT: str(os.getpid()), FAILURES: str(failures)}
+        try:
+            _run_torchrun(arguments, count)
+        finally:
+            for variable in (_PARENT, FAILURES):
+                del os.environ[variable]
+        if failures.exists():
+            set_failed()
+
+
+def _run_torchrun(arguments: Sequence[str], count: int) -> None:
     # 50 modules, which a single process does not need.
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    sys.stdout.flush()
-    arguments = ["--standalone", "--nproc-per-node", str(count), "-m", module, *argv]
     try:
         torchrun.main(arguments)
     except SignalException as error:  # torchrun has ended the processes

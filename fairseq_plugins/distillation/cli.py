@@ -18,7 +18,7 @@ import torch
 from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.commands.parsing import as_config, check_paths, generation_parser, parse_arguments
 from fairseq_plugins.commands.values import positive
-from fairseq_plugins.commands.workers import find_worker, start_processes
+from fairseq_plugins.commands.workers import end_with_parent, find_worker, start_processes
 from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.decode import decode_shards
 from fairseq_plugins.distillation.merge import check_subset, merge
@@ -52,6 +52,7 @@ def decode(argv: Sequence[str]) -> None:
     subsets = cfg.dataset.gen_subset.split(",")
     for subset in subsets:
         check_subset(subset)
+    end_with_parent()
     folder, worker = Path(args.output), find_worker()
     gpus = 0 if cfg.common.cpu else torch.cuda.device_count()
     processes = 1 if worker.spawned or shard is not None else args.workers or max(1, gpus)
@@ -94,8 +95,12 @@ def status(argv: Sequence[str]) -> None:
     folder = Path(args.folder)
     if not folder.is_dir():
         raise ConfigurationError(f"{folder}: no such folder; give the --output of `{NAME} decode`")
-    for subset in args.gen_subset.split(","):
-        count = shards.number_of_shards(folder, subset)
+    counts = {subset: shards.number_of_shards(folder, subset) for subset in args.gen_subset.split(",")}
+    if not any(counts.values()):
+        raise ConfigurationError(
+            f"{folder}: has no shards of {', '.join(counts)}; give the --output of `{NAME} decode`, or --gen-subset"
+        )
+    for subset, count in counts.items():
         if count is None:
             continue
         whole = [s for s in range(count) if shards.shard_path(folder, subset, s, count).is_file()]

@@ -51,7 +51,7 @@ class Decoding:
         self.drafters: dict[str, BlockNat] = {}  # by path
         self.counts_survival = False  # see `MethodContext.counts_survival`
         self.batch_invariant = False  # of the kernels' fp32 products, too: see `NativeWeights`
-        self.numbers: LineNumbers | None = None  # for `--drafts` and `--sampling`
+        self.numbers: LineNumbers | None = None  # of this run's lines
         # fp32 copies of models in half precision, for a CPU.
         self._computed: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
@@ -159,7 +159,7 @@ class Decoding:
         )
         if isinstance(options, ReuseOptions) and (is_one_run or options.drafts is not None):
             generator.drafts = TaskDrafts(options.drafts, task, is_one_run)
-        if is_one_run and (samples or generator.drafts is not None):
+        if is_one_run:
             self.numbers = LineNumbers()
             generator.number = self.numbers.add_to
         if is_one_run:
@@ -250,7 +250,7 @@ class DecodesWithDrafts(FairseqTask):
         )
 
     def build_dataset_for_inference(self, *args: Any, **kwargs: Any) -> Any:
-        """Make a dataset of raw text, whose lines `--drafts` and `--sampling` count."""
+        """Make a dataset of raw text, whose lines are numbered."""
         dataset = super().build_dataset_for_inference(*args, **kwargs)
         if self.decoding.numbers is not None:
             self.decoding.numbers.number(dataset)

@@ -30,8 +30,18 @@ class LineNumbers:
         dataset.collater = numbered
 
     def add_to(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Return a batch with the numbers of its sentences, `id`; batches come in the order of collation."""
-        return sample if "id" in sample else {**sample, "id": torch.tensor(self._numbers.popleft())}
+        """Return a batch with the numbers of its sentences, `id`.
+
+        Batches come in the order of collation. A program's own batches, of no dataset, are numbered in their order.
+        """
+        if "id" in sample:
+            return sample
+        if self._numbers:
+            numbers = self._numbers.popleft()
+        else:
+            numbers = [self._lines + row for row in range(len(sample["net_input"]["src_tokens"]))]
+            self._lines += len(numbers)
+        return {**sample, "id": torch.tensor(numbers)}
 
 
 class TaskDrafts:

@@ -30,7 +30,8 @@ from fairseq_plugins.commands.files import Destination, destination, open_own, s
 from fairseq_plugins.commands.invalid_text import mend_lines
 from fairseq_plugins.commands.progress import progress_bar
 from fairseq_plugins.commands.values import positive
-from fairseq_plugins.commands.workers import find_worker, start_processes, take_shards
+from fairseq_plugins.commands.workers import end_with_parent, find_worker, start_processes, take_shards
+from fairseq_plugins.data.sentences import join_text, split_text
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.ending import fail
 from fairseq_plugins.errors import ConfigurationError
@@ -54,6 +55,9 @@ def get_parser() -> CommandParser:
     text("--output", metavar="FILE", help="file of the translation (default: standard output)")
     jsonl = "jsonl: for every sentence text, tokens, scores (natural logarithms), iterations and tokens per iteration"
     text("--output-format", choices=["text", "jsonl"], default="text", help=jsonl)
+    split = "sentences: a line has several sentences, which are translated one by one and joined (default: none, a "
+    split += "line is one sentence)"
+    text("--split", choices=["none", "sentences"], default="none", help=split)
     buffer = "lines read before they are sorted by length and decoded, without --output "
     text("--buffer-size", type=positive, metavar="N", help=f"{buffer}(default: {CHUNK}; at a terminal 1)")
     model = parser.add_argument_group("model").add_argument
@@ -161,12 +165,15 @@ class Translator:
         """
         model, args = self.model, self.args
         mended = list(mend_lines(lines, before))
-        tokens = [model.tokenize(line) for line in mended]
-        fitting = [index for index, source in enumerate(tokens) if len(source) < model.max_source_tokens]
-        sources = {before + index: mended[index] for index in fitting}
-        drafts = None if self.drafts is None else self.drafts.tokens(sources, model)
+        # Of each line its sentences, each with the blanks that follow it.
+        pairs = [split_text(line, model.source_lang) if args.split == "sentences" else [(line, "")] for line in mended]
+        tokens = [[model.tokenize(sentence) for sentence, _ in line] for line in pairs]
+        longest = [max(map(len, line), default=0) + 1 for line in tokens]
+        fitting = [index for index, length in enumerate(longest) if length <= model.max_source_tokens]
+        sentences = [(before + index, sentence) for index in fitting for sentence, _ in pairs[index]]
+        drafts = None if self.drafts is None else self.drafts.tokens(sentences, model)
         batch = model.translate_batch(
-            [tokens[index] for index in fitting],
+            [words for index in fitting for words in tokens[index]],
             drafts=drafts,
             numbers=[before + index for index in fitting],
             beam=args.beam,
@@ -177,27 +184,42 @@ class Translator:
         for translation in batch:
             self.total.add(translation)
         if self.drafts is not None:
-            self.drafts.remember([*sources.values()], [translation.text for translation in batch])
-        translations = dict(zip(fitting, batch, strict=True))
-        for index, source in enumerate(tokens):
-            if index not in translations:
-                fail(f"line {before + index + 1}: has {len(source) + 1} tokens, and the model reads at most "
+            texts = [translation.text for translation in batch]
+            self.drafts.remember([sentence for _, sentence in sentences], texts)
+        left, output = iter(batch), []
+        for index, line in enumerate(pairs):
+            number = before + index + 1
+            if longest[index] > model.max_source_tokens:
+                fail(f"line {number}: has {longest[index]} tokens, and the model reads at most "
                      f"{model.max_source_tokens}; its translation is empty; split it")  # fmt: skip
-        return [self._line(before + index + 1, translations.get(index)) for index in range(len(lines))]
+                output.append(self._too_long(number))
+            else:
+                output.append(self._line(number, [(next(left), separator) for _, separator in line]))
+        return output
 
-    def _line(self, number: int, translation: Translation | None) -> str:
+    def _too_long(self, number: int) -> str:
         if self.args.output_format == "text":
-            return ("" if translation is None else translation.text) + "\n"
-        if translation is None:
-            return json.dumps({"line": number, "text": "", "error": "too long"}) + "\n"
-        values = {"line": number, **_rounded(asdict(translation)), "iterations": translation.iterations}
+            return "\n"
+        return json.dumps({"line": number, "text": "", "error": "too long"}) + "\n"
+
+    def _line(self, number: int, sentences: Sequence[tuple[Translation, str]]) -> str:
+        """Return the output for a line of sentences, each with the blanks that follow it."""
+        text = join_text([(sentence.text, separator) for sentence, separator in sentences], self.model.target_lang)
+        if self.args.output_format == "text":
+            return text + "\n"
+        records = [self._record(sentence) for sentence, _ in sentences]
+        values = {"sentences": records} if self.args.split == "sentences" else records[0]
+        return json.dumps({"line": number, "text": text, **values}, ensure_ascii=False) + "\n"
+
+    def _record(self, translation: Translation) -> dict[str, Any]:
+        values = {**_rounded(asdict(translation)), "iterations": translation.iterations}
         alternatives = values.pop("alternatives")
         if self.args.nbest > 1:
             values["alternatives"] = [
                 {name: alternative[name] for name in ("text", "tokens", "score", "token_scores")}
                 for alternative in map(_rounded, alternatives)
             ]
-        return json.dumps(values, ensure_ascii=False) + "\n"
+        return values
 
     def summary(self) -> str:
         """Return counts and speed in one line."""
@@ -223,12 +245,15 @@ def run(argv: Sequence[str]) -> None:
 
 
 def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
+    end_with_parent()
     worker = find_worker()
     options = set_options(args)
     if args.input is not None and not Path(args.input).is_file():
         raise ConfigurationError(f"--input {args.input}: no such file; give raw text, a sentence a line")
     if args.nbest > 1 and args.output_format != "jsonl":
         raise ConfigurationError(f"--nbest {args.nbest}: a line of text is one; add --output-format jsonl")
+    if args.split == "sentences" and args.drafts is not None:
+        raise ConfigurationError("--split sentences: --drafts are for whole lines; leave one of them out")
     output = None if args.output is None else destination(args.output, "--output")
     if args.input is not None and output is not None and output.path.exists() and output.path.samefile(args.input):
         raise ConfigurationError(f"--output {args.output}: is the file of --input; give another one")
@@ -293,7 +318,8 @@ def _translate_shards(translator: Translator, shards: OutputShards, begun: Itera
         _translate_shard(translator, shard, shards.count, lines)
     if shards.join():
         say(f"{NAME}: all of {translator.args.input} is in {translator.args.output}")
-    say(translator.summary())
+    if translator.total.sentences:  # else other processes had translated all
+        say(translator.summary())
 
 
 def _translate_shard(translator: Translator, shard: OutputShard, count: int, lines: int) -> None:

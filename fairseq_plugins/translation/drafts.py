@@ -1,7 +1,7 @@
 """The drafts of lines of text: in files beside it, or in a memory of earlier outputs."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fairseq_plugins.api import Memory, Model
 from fairseq_plugins.commands.draft_files import check_known, read_drafts
@@ -47,10 +47,15 @@ class DraftSources:
         self._memory = None if memory is None else Memory(memory)
         self._adds = adds
 
-    def tokens(self, lines: Mapping[int, str], model: Model) -> list[list[list[str]]]:
-        """Return the drafts of lines, by their numbers from 0; each as subwords of the target."""
-        drafts_of_lines = [[_cut(drafts[number], model) for drafts in self._files.values()] for number in lines]
-        remembered = [] if self._memory is None else self._memory.drafts([*lines.values()])
+    def tokens(self, lines: Sequence[tuple[int, str]], model: Model) -> list[list[list[str]]]:
+        """Return the drafts of lines, or of the sentences in them; each draft as subwords of the target.
+
+        Args:
+            lines: number from 0 and text of each.
+            model: cuts the drafts.
+        """
+        drafts_of_lines = [[_cut(drafts[number], model) for drafts in self._files.values()] for number, _ in lines]
+        remembered = [] if self._memory is None else self._memory.drafts([text for _, text in lines])
         for drafts_of_line, more in zip(drafts_of_lines, remembered, strict=False):
             drafts_of_line += map(model.tokenize, more)
         return drafts_of_lines

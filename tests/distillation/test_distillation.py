@@ -383,6 +383,7 @@ def test_other_mistakes(corpus: Corpus, greedy: Path, tmp_path: Path, capsys: py
     refused("--max-tokens 3: a sentence has ", capsys, *command, "--max-tokens", "3")
     refused("no command: choose from decode, status, merge", capsys)
     refused("nowhere: no such folder", capsys, "status", "nowhere")
+    refused("docs: has no shards of train, valid, test; give the --output of", capsys, "status", "docs")
     refused("has no shards of train; ", capsys, "merge", corpus.data, "--shards", "x", "--destdir", tmp_path / "out")
     merge = ["merge", corpus.data, "--shards", greedy, "--destdir"]
     refused("is there already", capsys, *merge, tmp_path)

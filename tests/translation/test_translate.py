@@ -237,13 +237,20 @@ def test_one_process_goes_on_with_the_parts_of_three(
 
 
 def test_several_processes(text: Path, expected: list[str], programs: Path) -> None:
+    """A line that is too long ends no process: the status is 1, and all else is complete."""
+    with text.open("a", encoding="utf-8") as file:
+        file.write(f"{'word ' * 1100}\n")
     command = [str(programs / "spec-dec-translate"), MODEL, "--input", str(text)]
     command += ["--output", str(text.parent / "out"), "--device", "cpu", "--processes", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     run = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [*expected, ""]
+    assert run.returncode == 1, run.stderr
+    assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [*expected, "", ""]
     assert not (text.parent / "out.parts").exists()
+    assert f"error: line {len(expected) + 1}: has 2201 tokens" in run.stderr and "processes failed" not in run.stderr
+    # The text is one chunk, so the other process had nothing to do.
+    sums = [line for line in run.stderr.splitlines() if line.startswith("gad: ")]
+    assert len(sums) == 1 and sums[0].startswith(f"gad: {len(expected)} sentences, ")
 
 
 def test_standard_input_to_standard_output(expected: list[str], programs: Path) -> None:
@@ -263,6 +270,29 @@ def test_standard_input_to_a_file(
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(LINES)))
     assert cli.main([MODEL, "--output", str(tmp_path / "out"), "--device", "cpu"]) == 0
     assert (tmp_path / "out").read_text(encoding="utf-8").split("\n") == [*expected, ""]
+
+
+def test_sentences_of_lines(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two, three = (translated(text, line) for line in ("Two dogs play.", "A man sleeps.", "A woman sings."))
+    lines = ["Two dogs play. A man sleeps.", "", "  A woman sings.\r", f"A man sleeps. {'word ' * 1100}"]
+    text.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+    assert translate(text, "--split", "sentences", "--decoder", "greedy") == 0
+    assert (text.parent / "out").read_bytes().decode() == f"{one} {two}\n\n  {three}\r\n\n"
+    assert "line 4: has " in capsys.readouterr().err
+    (text.parent / "out").unlink()
+    assert translate(text, "--split", "sentences", "--decoder", "greedy", "--output-format", "jsonl") == 0
+    records = [json.loads(line) for line in (text.parent / "out").read_text(encoding="utf-8").splitlines()]
+    assert [record["text"] for record in records] == [f"{one} {two}", "", f"  {three}\r", ""]
+    assert [sentence["text"] for sentence in records[0]["sentences"]] == [one, two]
+    assert all(sentence["iterations"] == len(sentence["tokens"]) + 1 for sentence in records[0]["sentences"])
+    assert records[3] == {"line": 4, "text": "", "error": "too long"}
+    assert cli.main([MODEL, "--split", "sentences", "--drafts", str(text), "--input", str(text)]) == 2
+    assert "--split sentences: --drafts are for whole lines" in capsys.readouterr().err
+
+
+def translated(text: Path, line: str) -> str:
+    """Return the output of `greedy` for a line."""
+    return fairseq_plugins.load(MODEL, decoder="greedy", device="cpu").translate(line)
 
 
 def test_overlong_lines_are_named(
