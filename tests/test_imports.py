@@ -11,7 +11,7 @@ import fairseq_plugins
 # and from the layers below. "" is the package itself.
 LAYERS = (
     ("version",),
-    ("help_texts", "output"),
+    ("help_texts", "int8_weights", "output"),
     ("deferred", "ending", "errors", "fingerprints", "freed_memory", "gpu_bf16", "safe_loading", "stopping"),
     ("checkpoint_settings",),
     ("commands", "loading"),

@@ -1,11 +1,11 @@
 """Which files make a model: verifier, drafter, dictionaries and subwords, found in a folder or named one by one."""
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fairseq_plugins.commands.languages import find_languages
 from fairseq_plugins.conversion.cache import converted, is_hugging_face
 from fairseq_plugins.conversion.convert import missing_folder
 from fairseq_plugins.conversion.settings import Settings
@@ -89,7 +89,9 @@ def find_files(
     if where is None:
         raise ConfigurationError("data= is missing; give the folder of the dictionaries, dict.LANGUAGE.txt")
     settings = Settings.read(Path(where))
-    options = settings.options
+    options = dict(settings.options)
+    saved = options.pop("source_lang", None), options.pop("target_lang", None)
+    languages = languages if any(languages) else saved
     if not finds_dictionaries:
         source, target = named = (languages[0] or "", languages[1] or "")
     elif settings.languages:
@@ -144,39 +146,3 @@ def find_subwords(folder: Path, given: str | Path | None = None) -> Path | None:
     if not found.is_file():
         raise ConfigurationError(f"subwords {found}: no such file; give a sentencepiece model or subword-nmt codes")
     return found
-
-
-def find_languages(folder: Path, given: tuple[str | None, str | None] = (None, None)) -> tuple[str, str]:
-    """Return source and target language of a folder of dictionaries.
-
-    In this order: as `given`; as in the folder's name (`mytext.en-de`) or in those of its binarised files
-    (`test.en-de.en.bin`); `src` and `tgt`.
-
-    Raises:
-        ConfigurationError: if dictionaries are missing, or if no name tells source from target.
-    """
-    known = sorted(file.name.split(".")[1] for file in folder.glob("dict.*.txt"))
-    if not known:
-        raise ConfigurationError(
-            f"{folder}: has no dictionaries; give a folder with dict.LANGUAGE.txt of both languages"
-        )
-    source, target = given
-    if source is not None or target is not None:
-        for language in (source, target):
-            if language is not None and language not in known:
-                raise ConfigurationError(f"{folder}: has no dict.{language}.txt; it has those of {', '.join(known)}")
-        others = [language for language in known if language not in given]
-        if source is not None and target is not None:
-            return source, target
-        if len(others) == 1:
-            return (source or others[0]), (target or others[0])
-    names = [folder.resolve().name, *(file.name.split(".")[1] for file in folder.glob("*.*-*.*.bin"))]
-    for name in names:
-        pair = re.search(r"(?:^|\.)([^.-]+)-([^.-]+)$", name)
-        if pair is not None and {pair[1], pair[2]} <= set(known):
-            return pair[1], pair[2]
-    if {"src", "tgt"} <= set(known):
-        return "src", "tgt"
-    raise ConfigurationError(
-        f"{folder}: does not say which of {', '.join(known)} is the source; give source_lang= and target_lang="
-    )

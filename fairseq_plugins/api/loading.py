@@ -105,6 +105,9 @@ def load(
         files = find_files(folder, verifier, drafter, data, (source_lang, target_lang), subwords, has_heads, is_own)
         name = methods.find(decoder or ("gad" if files.drafter is not None else "greedy")).name
         values = {**files.options, **options}
+        on_gpu = torch.cuda.is_available() and device != "cpu"
+        if "int8" not in options and (on_gpu or precision != "fp32" or name == "beam"):
+            values.pop("int8", None)  # of a folder in int8, whose weights everything else reads in fp32
         if is_own and task_options:
             raise ConfigurationError(f"task_options={dict(task_options)}: are for another task; give task=, too")
         if is_own:

@@ -1,40 +1,67 @@
-"""Convert a model in Hugging Face's format to fairseq's: Marian, M2M100, NLLB, mBART-50, BART.
+"""Convert a model in Hugging Face's format to fairseq's, or any model to int8.
 
-spec-dec-convert FOLDER OUT
+spec-dec-convert FOLDER OUT [--int8]
 """
 
+import os
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_plugins.commands.cli import CommandParser, run_command
-from fairseq_plugins.conversion.convert import convert
+from fairseq_plugins.commands.languages import find_languages
+from fairseq_plugins.conversion.cache import is_hugging_face
+from fairseq_plugins.conversion.convert import convert, missing_folder
+from fairseq_plugins.conversion.int8 import write_int8
 from fairseq_plugins.conversion.settings import Settings
+from fairseq_plugins.errors import ConfigurationError
 
 
 def get_parser() -> CommandParser:
     """Return the parser of `spec-dec-convert`."""
-    example = "spec-dec-convert opus-mt-en-de converted"
-    parser = CommandParser("spec-dec-convert", (__doc__ or "").split("\n")[0], example)
-    folder = "folder of the model, with config.json, model.safetensors and a tokenizer"
+    description = (
+        "Convert a Marian, M2M100, NLLB, mBART-50 or BART model of Hugging Face to fairseq's format. With --int8,\n"
+        "also any folder that fairseq_plugins.load reads."
+    )
+    parser = CommandParser("spec-dec-convert", description, "spec-dec-convert opus-mt-en-de converted --int8")
+    folder = (
+        "folder of the model: config.json, model.safetensors and a tokenizer; with --int8 also one with verifier.pt"
+    )
     parser.add_argument("folder", metavar="FOLDER", help=folder)
     parser.add_argument("out", metavar="OUT", help="new folder for verifier.pt, dictionaries and subwords")
+    int8 = "round weights to int8, a quarter of the size of fp32; the output is that of --int8 in decoding"
+    parser.add_argument("--int8", action="store_true", help=int8)
+    for side in ("source", "target"):
+        language = f"{side} language, for --int8, if the names of files do not tell it"
+        parser.add_argument(f"--{side}-lang", metavar="NAME", help=language)
     return parser
 
 
 def run(argv: Sequence[str]) -> None:
     """Parse and convert."""
     args = get_parser().parse_args(argv)
-    out = Path(args.out)
-    convert(Path(args.folder), out)
-    print(f"{out}: written; translate with spec-dec-translate {out}{_languages(Settings.read(out).languages)}")
+    source, target = Path(args.folder), Path(args.out)
+    if not source.is_dir():
+        raise ConfigurationError(missing_folder(source, "that of a model"))
+    if os.path.lexists(target):
+        raise ConfigurationError(f"{target}: exists already; give another folder")
+    if not args.int8:
+        convert(source, target)
+    elif is_hugging_face(source):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f"{target.name}.fp32.", dir=target.parent) as fp32:
+            convert(source, Path(fp32, "model"))
+            _to_int8(Path(fp32, "model"), target, (None, None))
+    else:
+        _to_int8(source, target, (args.source_lang, args.target_lang))
+    size = sum(file.stat().st_size for file in target.iterdir())
+    print(f"{args.out}: written, {size / 1e6:.1f} MB")
 
 
-def _languages(known: Mapping[str, str]) -> str:
-    """Return the options that a multilingual model needs."""
-    if not known:
-        return ""
-    return f" --source-lang NAME --target-lang NAME ({len(known)} languages: {', '.join([*known][:8])} ...)"
+def _to_int8(source: Path, target: Path, languages: tuple[str | None, str | None]) -> None:
+    pair = None if Settings.read(source).languages else find_languages(source, languages)
+    write_int8(source, target, pair)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -36,8 +36,9 @@ class _DecodingOptions(FairseqDataclass):
     )
     int8: bool = option(
         False,
-        "CPU: round the weights of linear layers and their inputs to int8, in verifier and drafter. The output may "
-        "differ from fp32's, but not between greedy and lossless drafting decoders. The fp32 weights stay in memory",
+        "CPU: round embeddings, the weights of linear layers and their inputs to int8, in verifier and drafter. The "
+        "output may differ from fp32's, but not between greedy and lossless drafting decoders. The fp32 weights stay "
+        "in memory",
     )
     no_packed_weights: bool = option(
         False,

@@ -21,6 +21,7 @@ from fairseq_plugins.decoding.engine.mask_embeddings import FixedMaskEmbeddings,
 from fairseq_plugins.decoding.engine.rows import cat_padded, may_have_padding, rows_of
 from fairseq_plugins.decoding.engine.weights import (
     Precision,
+    embeddings,
     in_precision,
     linear,
     norm,
@@ -71,6 +72,7 @@ class CachedDecoder:
             self.layers = [quantized_layer(layer) for layer in self.layers]
             if projection is None:
                 logger.warning("--int8: the vocabulary projection of %s stays in fp32", type(decoder).__name__)
+        self.embedding = embeddings(decoder.embed_tokens.weight, engine.precision)
         self.positions = position_table(decoder, decoder.max_positions())
         self.embedding_norm = norm(decoder.layernorm_embedding)
         self.final_norm = norm(decoder.layer_norm)
@@ -243,7 +245,7 @@ class CachedDecoder:
     def _embed(self, tokens: Tensor, layout: Chain | BeamLayout, mask_table: Tensor | None) -> Tensor:
         """Return the embeddings of tokens, and of masks from their table [B, P, D] or [D]."""
         decoder = self.decoder
-        weight = decoder.embed_tokens.weight
+        weight = self.embedding
         if mask_table is None:
             x = F.embedding(tokens, weight) * decoder.embed_scale
         else:

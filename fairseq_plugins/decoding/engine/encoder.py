@@ -19,7 +19,7 @@ from fairseq_plugins.decoding.engine.fixed_shapes import attention, padding_last
 from fairseq_plugins.decoding.engine.graph_capture import CapturedSteps, Outputs, Run
 from fairseq_plugins.decoding.engine.rows import may_have_padding
 from fairseq_plugins.decoding.engine.shapes import MAX_ROWS, rounded_up
-from fairseq_plugins.decoding.engine.weights import Precision, norm, quantized_layer, read_encoder_layer
+from fairseq_plugins.decoding.engine.weights import Precision, embeddings, norm, quantized_layer, read_encoder_layer
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.positions import KNOWN_POSITIONS, position_table
 
@@ -43,6 +43,8 @@ class FusedEncoder:
         elif engine.precision is Precision.INT8:
             self.layers = [quantized_layer(layer) for layer in self.layers or []]
         self.positions = None
+        if self.layers is not None:
+            self.embedding = embeddings(encoder.embed_tokens.weight, engine.precision)
         if self.layers is not None and isinstance(encoder.embed_positions, KNOWN_POSITIONS):
             self.positions = position_table(encoder, encoder.max_positions())
         self.steps: CapturedSteps | None = None
@@ -112,7 +114,7 @@ class FusedEncoder:
         encoder = self.encoder
         padding = tokens == encoder.padding_idx
         mask = ~padding[:, None, None, :] if has_padding else None
-        embedding = encoder.embed_scale * F.embedding(tokens, encoder.embed_tokens.weight)
+        embedding = encoder.embed_scale * F.embedding(tokens, self.embedding)
         x = embedding
         if has_positions:
             assert self.positions is not None

@@ -20,6 +20,7 @@ from fairseq_plugins.decoding.engine.weights import (
     Linear,
     Norm,
     Precision,
+    embeddings,
     linear,
     norm,
     read_decoder_layer,
@@ -39,11 +40,13 @@ class KernelWeights(ABC):
         precision: precision of linear layers.
         batch_invariant: make the result of a row independent of the number of rows, to the last bit.
         many_rows: choose formats that are fast for steps of many rows.
+        drafts_of_fp32: for the drafter of a verifier in fp32, with which it shares embeddings.
     """
 
     precision: Precision = Precision.FP32
     batch_invariant: bool = False
     many_rows: bool = False
+    drafts_of_fp32: bool = False
 
     @property
     @abstractmethod
@@ -142,9 +145,10 @@ class KernelWeights(ABC):
         self, module: TransformerDecoderBase | TransformerEncoderBase, layers: Sequence[Any], projection: Any
     ) -> Any:
         positions = position_table(module, module.max_positions())
+        embedding_precision = Precision.FP32 if self.drafts_of_fp32 else self.precision
         return self.module.transformer(
             layers,
-            self.array(module.embed_tokens.weight),
+            self.array(embeddings(module.embed_tokens.weight, embedding_precision)),
             float(module.embed_scale),
             self.array(positions),
             positions_every_layer=getattr(module, "positions_every_layer", False),

@@ -11,6 +11,8 @@ from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import Tensor, nn
 
+from fairseq_plugins.int8_weights import restored, round_to_int8
+
 # Copies of weights up to this size take little memory.
 _SMALL_BYTES = 4 * 2**20
 # Rows whose inputs are smaller are zero in int8.
@@ -104,11 +106,15 @@ def is_small(weight: Tensor) -> bool:
 def quantized(layer: FloatLinear) -> QuantizedLinear:
     """Round weights to int8, symmetrically: the largest weight of each output becomes 127 or -127."""
     weight, bias = layer
-    weight = weight.detach()
-    largest = weight.abs().amax(1)
-    scale = torch.where(largest > 0, largest, 1) / 127
-    rounded = (weight / scale[:, None]).round().to(torch.int8)
-    return QuantizedLinear(rounded, scale, None if bias is None else bias.detach())
+    return QuantizedLinear(*round_to_int8(weight.detach()), None if bias is None else bias.detach())
+
+
+def embeddings(weight: Tensor, precision: Precision) -> Tensor:
+    """Return a table of embeddings [V, D]; for INT8 each row is rounded, as that of a linear layer."""
+    if precision is Precision.FP32:
+        return weight
+    rounded = restored(*round_to_int8(weight.detach()))
+    return weight if torch.equal(rounded, weight) else rounded
 
 
 def apply_quantized(x: Tensor, layer: QuantizedLinear) -> Tensor:

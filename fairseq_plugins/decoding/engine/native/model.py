@@ -80,7 +80,8 @@ class NativeWeights(KernelWeights):
 
     def for_drafts(self) -> "NativeWeights":
         """Return the converter for a drafter: in INT8, since drafts are verified, unless copies are ruled out."""
-        return replace(self, precision=Precision.INT8) if self.packed else self
+        exact = self.precision is Precision.FP32
+        return replace(self, precision=Precision.INT8, drafts_of_fp32=exact) if self.packed else self
 
     def check(self, tensor: Tensor, dtype: torch.dtype | None) -> None:
         """Raise NotNative for a tensor that is not on the CPU, or of another type (None: fp32)."""

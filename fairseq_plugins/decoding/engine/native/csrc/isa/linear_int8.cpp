@@ -190,8 +190,17 @@ __attribute__((noinline)) void multiply_int8_block(const Int8Weight& weight, int
     for (; begin < outputs; begin += PANEL) multiply(std::integral_constant<int, IN_PANEL>(), begin);
 }
 
+// To 16 significant bits, so that a restored weight is exact in float32 and is quantized to the same numbers again.
+float rounded_scale(float scale) {
+    uint32_t bits;
+    std::memcpy(&bits, &scale, sizeof bits);
+    bits = (bits + 0x80) & ~0xFFu;
+    std::memcpy(&scale, &bits, sizeof bits);
+    return scale;
+}
+
 // Packs a weight. One in float32 is quantized, with 127 steps up to the largest magnitude of each output, as in
-// weights.py.
+// int8_weights.py.
 Int8Weight pack_int8(const Weight& weight) {
     const int64_t inputs = weight.inputs, size = (weight.outputs + PANEL - 1) / PANEL * PANEL;
     Int8Weight result{{}, std::vector<float>(size), std::vector<int32_t>(size), std::vector<float>(size)};
@@ -208,7 +217,7 @@ Int8Weight pack_int8(const Weight& weight) {
     for (int64_t output = 0; output < weight.outputs; ++output, from += inputs) {
         float largest = 0;
         for (int64_t i = 0; i < inputs; ++i) largest = std::max(largest, std::fabs(from[i]));
-        result.scale[output] = largest > 0 ? largest / 127 : 1.0f / 127;
+        result.scale[output] = rounded_scale(largest > 0 ? largest / 127 : 1.0f / 127);
     }
     result.numbers = pack_panels<int8_t, GROUP>(weight, [&](int64_t output, float number) {
         const float steps = std::nearbyint(number / result.scale[output]);

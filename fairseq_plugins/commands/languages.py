@@ -1,0 +1,42 @@
+"""Source and target language of a folder, from the names of its files."""
+
+import re
+from pathlib import Path
+
+from fairseq_plugins.errors import ConfigurationError
+
+
+def find_languages(folder: Path, given: tuple[str | None, str | None] = (None, None)) -> tuple[str, str]:
+    """Return source and target language of a folder of dictionaries.
+
+    In this order: as `given`; as in the folder's name (`mytext.en-de`) or in those of its binarised files
+    (`test.en-de.en.bin`); `src` and `tgt`.
+
+    Raises:
+        ConfigurationError: if dictionaries are missing, or if no name tells source from target.
+    """
+    known = sorted(file.name.split(".")[1] for file in folder.glob("dict.*.txt"))
+    if not known:
+        raise ConfigurationError(
+            f"{folder}: has no dictionaries; give a folder with dict.LANGUAGE.txt of both languages"
+        )
+    source, target = given
+    if source is not None or target is not None:
+        for language in (source, target):
+            if language is not None and language not in known:
+                raise ConfigurationError(f"{folder}: has no dict.{language}.txt; it has those of {', '.join(known)}")
+        others = [language for language in known if language not in given]
+        if source is not None and target is not None:
+            return source, target
+        if len(others) == 1:
+            return (source or others[0]), (target or others[0])
+    names = [folder.resolve().name, *(file.name.split(".")[1] for file in folder.glob("*.*-*.*.bin"))]
+    for name in names:
+        pair = re.search(r"(?:^|\.)([^.-]+)-([^.-]+)$", name)
+        if pair is not None and {pair[1], pair[2]} <= set(known):
+            return pair[1], pair[2]
+    if {"src", "tgt"} <= set(known):
+        return "src", "tgt"
+    raise ConfigurationError(
+        f"{folder}: does not say which of {', '.join(known)} is the source; give source_lang= and target_lang="
+    )
