@@ -147,6 +147,7 @@ CONSOLE_SCRIPTS = [
     "spec-dec-distill = fairseq_plugins.distillation.cli:main",
     "spec-dec-metrics = fairseq_plugins.metrics.cli:main",
     "spec-dec-report  = fairseq_plugins.pages.report:main",
+    "spec-dec-serve   = fairseq_plugins.serving.cli:main",
     "spec-dec-sweep   = fairseq_plugins.benchmarks.sweep:main",
     "spec-dec-translate = fairseq_plugins.translation.cli:main",
     "spec-dec-trace   = fairseq_plugins.pages.show_trace:main",
@@ -195,6 +196,16 @@ setup(
     extras_require={
         "reports": ["markdown>=3.4", "matplotlib>=3.11", "pillow>=10.1", "plotly>=5.18", "rouge-score>=0.1.2"],
         "bench": ["ctranslate2>=4.4"],
+        "serve": [
+            "babel>=2.12",
+            "beautifulsoup4>=4.12",
+            "fastapi>=0.135",
+            "httptools>=0.6",
+            "prometheus_client>=0.20",
+            "python-multipart>=0.0.9",
+            "uvicorn>=0.30",
+            "uvloop>=0.19",
+        ],
         "test": [
             "clang-format>=18",
             "filelock>=3.12",

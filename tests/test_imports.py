@@ -24,7 +24,7 @@ LAYERS = (
     ("conversion", "criterions"),
     ("tasks",),
     ("api",),
-    ("translation",),
+    ("serving", "translation"),
     ("",),
 )
 

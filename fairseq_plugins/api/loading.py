@@ -91,7 +91,49 @@ def load(
     Raises:
         ConfigurationError: in one line, for files that are missing or do not fit, and for unknown options.
     """
-    arguments = {name: value for name, value in locals().items() if name != "options"} | options
+    arguments: dict[str, Any] = {name: value for name, value in locals().items() if name != "options"} | options
+    return _load(None, **arguments)
+
+
+def with_decoder(model: Model, decoder: str, **options: Unpack[LoadOptions]) -> Model:
+    """Return a loaded model with another decoder; both have the same weights in memory.
+
+    Args:
+        model: made by `load`.
+        decoder: name of a decoding method.
+        options: of that method; other options are those of the model.
+
+    Raises:
+        ConfigurationError: as `load`.
+    """
+    assert isinstance(model._reload, partial)
+    of_methods = {declared.name for name in methods.DECODERS for declared in fields(methods.find(name).options)}
+    kept = {name: value for name, value in model._reload.keywords.items() if name not in of_methods}
+    arguments: dict[str, Any] = {**kept, "decoder": decoder, **options}
+    return _load(model._session.models, **arguments)
+
+
+def _load(
+    models: list[Any] | None,
+    *,
+    folder: str | Path | None,
+    verifier: str | Path | None,
+    drafter: str | Path | None,
+    data: str | Path | None,
+    decoder: str | None,
+    task: str,
+    task_options: Mapping[str, Any] | None,
+    source_lang: str | None,
+    target_lang: str | None,
+    subwords: str | Path | None,
+    tokenizer: Literal["moses"] | None,
+    device: str | None,
+    precision: Precision,
+    threads: int | None,
+    **options: Any,
+) -> Model:
+    """Load as `load` does, with `models` in place of the verifier's files if they are given."""
+    arguments = {name: value for name, value in locals().items() if name not in ("options", "models")} | options
     with python_errors(explains=True):
         of_task = "" if task == "spec_dec" else f"give options of the task {task} as task_options=; else "
         check_arguments(arguments, LoadArguments)
@@ -122,6 +164,8 @@ def load(
         check_paths(cfg)
         with quiet_fairseq():
             session = Session(cfg, index)
+            if models is not None:
+                session.models = models
             model = Model(session, files.languages, threads, partial(load, **_absolute(arguments)))
         if files.subwords is None and tokenizer is None and session.task.source_dictionary is not None:
             _warn_of_subwords(files.data, session.task.source_dictionary.symbols)

@@ -1,0 +1,1 @@
+"""A translation server: `spec-dec-serve`, with LibreTranslate's interface and one of its own."""

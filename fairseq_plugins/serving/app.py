@@ -1,0 +1,160 @@
+"""The server's application: its routes, errors, keys and lifetime."""
+
+import asyncio
+import hmac
+import json
+import logging
+import traceback
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
+
+from fairseq_plugins.pages.template import template
+from fairseq_plugins.serving import libretranslate, v1
+from fairseq_plugins.serving.errors import Gone, RequestError, as_request_error
+from fairseq_plugins.serving.metrics import Metrics
+from fairseq_plugins.serving.models import Registry, ServedModel
+from fairseq_plugins.serving.requests import Accounting
+from fairseq_plugins.serving.settings import Settings
+from fairseq_plugins.version import __version__
+
+logger = logging.getLogger("spec-dec-serve")
+
+
+class Server:
+    """What the routes share.
+
+    Attributes:
+        registry: the models.
+        settings: limits and keys.
+        metrics: counts.
+    """
+
+    def __init__(self, models: list[ServedModel], settings: Settings) -> None:
+        self.registry, self.settings = Registry(models), settings
+        self.metrics = Metrics(models)
+
+    def check_key(self, request: Request, given: str | None) -> None:
+        """Raise RequestError unless the request has a key: its `api_key`, or a bearer token."""
+        keys = self.settings.api_keys
+        if not keys:
+            return
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        found = given or (token.strip() if scheme.lower() == "bearer" else "")
+        if not found:
+            raise RequestError(401, "this server needs a key: give api_key")
+        if not any(hmac.compare_digest(found.encode(), key.encode()) for key in keys):
+            raise RequestError(403, "Invalid API key")
+
+    def check_characters(self, texts: list[str]) -> None:
+        """Raise RequestError for texts that are too long together."""
+        count, most = sum(map(len, texts)), self.settings.max_characters
+        if count > most:
+            raise RequestError(400, f"the request has {count} characters, and may have {most}; send less at a time")
+
+
+def make_app(models: list[ServedModel], settings: Settings) -> FastAPI:
+    """Return the application; its models load in the background."""
+    server = Server(models, settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        loading = asyncio.ensure_future(asyncio.to_thread(_load_all, models))
+        yield
+        loading.cancel()
+        await asyncio.gather(*(asyncio.to_thread(model.close) for model in models))
+
+    app = FastAPI(
+        title="spec-dec-serve",
+        version=__version__,
+        description="Translation with LibreTranslate's interface, and `/v1/translate` with all options of decoding.",
+        lifespan=lifespan,
+    )
+    app.state.server = server
+    app.include_router(libretranslate.router(server))
+    app.include_router(v1.router(server))
+    _add_operation(app, server)
+    for kind in (HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, _answer)
+    if settings.origins:
+        app.add_middleware(CORSMiddleware, allow_origins=settings.origins, allow_methods=["*"], allow_headers=["*"])
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_bytes)
+    paths = frozenset(["/", *app.openapi()["paths"]])
+    app.add_middleware(Accounting, metrics=server.metrics, answer=_answer, paths=paths)
+    return app
+
+
+def _load_all(models: list[ServedModel]) -> None:
+    for model in models:
+        model.load()
+
+
+def _add_operation(app: FastAPI, server: Server) -> None:
+    """Add the page, and what operators ask for."""
+    page = template("serve.html")
+    settings, registry = server.settings, server.registry
+
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def index() -> HTMLResponse:
+        return HTMLResponse(page)
+
+    @app.get("/health", tags=["operation"])
+    async def health() -> dict[str, str]:
+        """Whether the process answers."""
+        return {"status": "ok"}
+
+    @app.get("/ready", tags=["operation"])
+    async def ready() -> JSONResponse:
+        """Whether all models can translate: 503 while one loads or is broken."""
+        states = {model.name: {"state": model.state, "problem": model.problem} for model in registry.models}
+        is_ready = all(model.state == "ready" for model in registry.models)
+        return JSONResponse({"ready": is_ready, "models": states}, 200 if is_ready else 503)
+
+    @app.get("/metrics", tags=["operation"], response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Metrics for Prometheus."""
+        return Response(generate_latest(server.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/frontend/settings", tags=["LibreTranslate"])
+    async def frontend_settings() -> dict[str, Any]:
+        """What a user interface of LibreTranslate asks for."""
+        pairs = [model.languages for model in registry.ready() if model.languages is not None]
+        source, target = (libretranslate.named(code) for code in pairs[0]) if pairs else (None, None)
+        return {
+            "apiKeys": bool(settings.api_keys),
+            "keyRequired": bool(settings.api_keys),
+            "charLimit": settings.max_characters,
+            "filesTranslation": False,
+            "frontendTimeout": 300,
+            "language": {"source": source, "target": target},
+            "suggestions": False,
+            "supportedFilesFormat": [],
+        }
+
+
+def _answer(request: Request, error: Exception) -> Response:
+    """Answer an error as LibreTranslate does: {"error": message}."""
+    if isinstance(error, Gone):
+        return Response(status_code=499)
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"] if part != "body")
+        error = RequestError(400, f"{place or 'the body'}: {first['msg']}")
+    elif isinstance(error, json.JSONDecodeError):
+        error = RequestError(400, f"the body is not JSON: {error.msg}")
+    if not isinstance(error, HTTPException):
+        known = as_request_error(error)
+        if known.status_code == 500:
+            origin = traceback.extract_tb(error.__traceback__)[-1]
+            # Without the message, which may have the text.
+            logger.error(f"{request.url.path}: {type(error).__name__} at {origin.filename}:{origin.lineno}")
+        error = known
+    return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)

@@ -1,0 +1,137 @@
+"""Serve translations over HTTP: LibreTranslate's interface, one of our own, and a page to try it.
+
+spec-dec-serve checkpoints/multi30k.en-de
+"""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fairseq_plugins.commands.cli import CommandParser, run_command
+from fairseq_plugins.commands.values import not_negative, positive
+from fairseq_plugins.errors import ConfigurationError
+
+NAME = "spec-dec-serve"
+KEY_VARIABLE = "SPEC_DEC_API_KEY"
+
+
+def get_parser() -> CommandParser:
+    """Return the parser of the command."""
+    from fairseq_plugins.decoding import methods
+    from fairseq_plugins.serving.settings import Settings
+
+    default = Settings()
+    description = (
+        "Serve translations over HTTP, with LibreTranslate's interface, one of our own (/docs), and a page to try it.\n"
+        "Requests join and leave a running batch, and each has the output that it has alone (docs/serving.md)."
+    )
+    parser = CommandParser(NAME, description, f"{NAME} checkpoints/multi30k.en-de --port 5000")
+    model = parser.add_argument_group("models").add_argument
+    named = "folder of a model, as for spec-dec-translate; SOURCE-TARGET=FOLDER names its languages"
+    model("models", nargs="+", metavar="MODEL", help=named)
+    decoders = ", ".join(methods.DECODERS)
+    model(
+        "--decoder",
+        choices=methods.DECODERS,
+        metavar="NAME",
+        help=f"{decoders} (default: gad with a drafter, greedy without)",
+    )
+    model("--beam", type=positive, default=1, metavar="N", help="beam of requests that name none (default: 1)")
+    model("--max-beam", type=positive, default=8, metavar="N", help="largest beam of a request (default: 8)")
+    other = "any other option of load, such as max_len_b=100; repeatable (docs/options.md)"
+    model("--set", action="append", default=[], metavar="NAME=VALUE", help=other)
+    model("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
+    model("--threads", type=positive, metavar="N", help="threads on the CPU (default: torch's)")
+    server = parser.add_argument_group("server").add_argument
+    server(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen at (default: 127.0.0.1, this machine)"
+    )
+    server("--port", type=positive, default=5000, metavar="N", help="port (default: 5000, as LibreTranslate)")
+    keys = "key that requests must have, as api_key or bearer token; repeatable "
+    keys += f"(default: none, or those in the variable {KEY_VARIABLE})"
+    server("--api-key", action="append", default=[], metavar="KEY", help=keys)
+    origin = "web site whose pages may use the server from a browser, or *; repeatable"
+    server("--allow-origin", action="append", default=[], metavar="ORIGIN", help=origin)
+    grace = "seconds to finish running requests after SIGTERM (default: 30)"
+    server("--grace", type=not_negative, default=30.0, metavar="SECONDS", help=grace)
+    limits = parser.add_argument_group("limits").add_argument
+    characters = f"characters of a request (default: {default.max_characters})"
+    limits("--max-characters", type=positive, default=default.max_characters, metavar="N", help=characters)
+    sentences = f"sentences of a request (default: {default.max_sentences})"
+    limits("--max-sentences", type=positive, default=default.max_sentences, metavar="N", help=sentences)
+    waiting = f"unfinished sentences of a model; with more, requests get 503 at once (default: {default.max_waiting})"
+    limits("--max-waiting", type=positive, default=default.max_waiting, metavar="N", help=waiting)
+    seconds = f"seconds of a request (default: {default.timeout:.0f})"
+    limits("--timeout", type=not_negative, default=default.timeout, metavar="SECONDS", help=seconds)
+    return parser
+
+
+def make_models(args: argparse.Namespace) -> list[Any]:
+    """Return the models of a command line, not loaded yet.
+
+    Raises:
+        ConfigurationError: for a wrong name, or two models of the same languages.
+    """
+    from fairseq_plugins.serving.models import ServedModel
+
+    options: dict[str, Any] = {}
+    for item in args.set:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            raise ConfigurationError(f"--set {item}: give NAME=VALUE, such as --set max_len_b=100")
+        options[name.replace("-", "_")] = value
+    options |= {name: vars(args)[name] for name in ("decoder", "device") if vars(args)[name] is not None}
+    models = []
+    for given in args.models:
+        languages, folder = None, given
+        if "=" in given and not Path(given).exists():
+            pair, _, folder = given.partition("=")
+            source, _, target = pair.partition("-")
+            if not source or not target:
+                raise ConfigurationError(f"MODEL {given}: give SOURCE-TARGET=FOLDER, such as en-de={folder}")
+            languages = (source, target)
+        models.append(
+            ServedModel(
+                folder, languages, options, args.beam, args.max_waiting, max(args.max_beam, args.beam), args.threads
+            )
+        )
+    return models
+
+
+def run(argv: Sequence[str]) -> None:
+    """Parse arguments, and serve until a signal."""
+    args = get_parser().parse_args(argv)
+    try:
+        from fairseq_plugins.serving.process import Process
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{NAME}: {error.name} is not installed; pip install 'fairseq-spec-dec[serve]'"
+        ) from error
+    from fairseq_plugins.serving.settings import Settings
+
+    keys = args.api_key or os.environ.get(KEY_VARIABLE, "").split()
+    settings = Settings(
+        api_keys=frozenset(keys),
+        max_characters=args.max_characters,
+        max_sentences=args.max_sentences,
+        max_waiting=args.max_waiting,
+        timeout=args.timeout,
+        origins=tuple(args.allow_origin),
+    )
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING, force=True)
+    logging.getLogger(NAME).setLevel(logging.INFO)
+    logging.getLogger("uvicorn.error").setLevel(logging.INFO)
+    Process(make_models(args), settings, args.host, args.port, args.grace).run()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    return run_command(NAME, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""LibreTranslate's interface (its API documentation): clients of LibreTranslate work unchanged."""
+
+import json
+from typing import TYPE_CHECKING, Any, Literal
+
+from babel import Locale
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field, ValidationError
+
+from fairseq_plugins.serving.errors import RequestError
+from fairseq_plugins.serving.requests import account_of, until_gone
+from fairseq_plugins.serving.text import Job
+
+if TYPE_CHECKING:
+    from fairseq_plugins.serving.app import Server
+
+
+class TranslateRequest(BaseModel):
+    """The fields of /translate, in JSON or in a form."""
+
+    q: str | list[str] = Field(description="text, or several")
+    source: str = Field("auto", description="code of the language; auto where one model translates into the target")
+    target: str = Field(description="code of the language")
+    format: Literal["text", "html"] = Field("text", description="html keeps tags, and translates the text between them")
+    alternatives: int = Field(0, ge=0, description="further translations, from beam search")
+    api_key: str | None = None
+
+
+def router(server: "Server") -> APIRouter:
+    """Return the routes."""
+    routes = APIRouter(tags=["LibreTranslate"])
+    registry = server.registry
+    body = {"content": {"application/json": {"schema": TranslateRequest.model_json_schema()}}}
+
+    @routes.post("/translate", openapi_extra={"requestBody": body})
+    async def translate(request: Request) -> dict[str, Any]:
+        """Translate text or HTML. JSON, or a form."""
+        asked = await _read(request)
+        server.check_key(request, asked.api_key)
+        texts = [asked.q] if isinstance(asked.q, str) else asked.q
+        server.check_characters(texts)
+        model = registry.find(asked.source, asked.target)
+        account = account_of(request)
+        account.model = model.name
+        job = Job(model, _options(asked, model.beam, model.max_beam), max_sentences=server.settings.max_sentences)
+        assert model.model
+        work = job.translate_html(texts) if asked.format == "html" else job.translate(job.cut(texts))
+        results = await until_gone(request, work, server.settings.timeout)
+        for result in results:
+            account.translations += [translation for _, translation, _ in result.sentences]
+        answer: dict[str, Any] = {"translatedText": _same_shape(asked.q, [result.text for result in results])}
+        if asked.source == "auto" and model.languages is not None:
+            # Not detected: no other model translates into the target.
+            guess = {"confidence": 0, "language": model.languages[0]}
+            answer["detectedLanguage"] = _same_shape(asked.q, [guess] * len(texts))
+        if asked.alternatives:
+            answer["alternatives"] = _same_shape(asked.q, [result.alternatives for result in results])
+        return answer
+
+    @routes.get("/languages")
+    async def languages() -> list[dict[str, Any]]:
+        """The languages, and what each can be translated into."""
+        targets: dict[str, list[str]] = {}
+        for model in registry.ready():
+            assert model.languages is not None
+            source, target = model.languages
+            targets.setdefault(source, []).append(target)
+            targets.setdefault(target, [])
+        return [{**named(code), "targets": sorted(found)} for code, found in sorted(targets.items())]
+
+    @routes.post("/detect")
+    async def detect() -> None:
+        """Refused: this server detects no languages."""
+        raise RequestError(501, "this server detects no languages; name the source")
+
+    return routes
+
+
+def named(code: str) -> dict[str, str]:
+    """Return a language's code and English name."""
+    names = Locale("en").languages
+    short = code.replace("_", "-").split("-")[0].lower()
+    return {"code": code, "name": names.get(code) or names.get(short) or code}
+
+
+async def _read(request: Request) -> TranslateRequest:
+    """Return the fields of a request in JSON, or in a form."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind in ("application/x-www-form-urlencoded", "multipart/form-data"):
+        values: Any = dict(await request.form())
+    else:
+        try:
+            body = await request.body()
+            values = json.loads(body) if body else {}  # some clients put all fields into the address
+        except UnicodeDecodeError:
+            raise RequestError(400, "the body is not UTF-8") from None
+        if not isinstance(values, dict):
+            raise RequestError(400, "the body is no JSON object")
+    values = {**request.query_params, **values}
+    for name in ("q", "target"):
+        if values.get(name) in (None, ""):
+            if name == "q" and values.get("q") == "":
+                continue
+            raise RequestError(400, f"Invalid request: missing {name} parameter")
+    try:
+        return TranslateRequest.model_validate({name: value for name, value in values.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise RequestError(400, f"{first['loc'][0]}: {first['msg']}") from None
+
+
+def _options(asked: TranslateRequest, beam: int, max_beam: int) -> dict[str, Any]:
+    if not asked.alternatives:
+        return {}
+    wanted = asked.alternatives + 1
+    if wanted > max_beam:
+        raise RequestError(400, f"alternatives {asked.alternatives}: this server gives at most {max_beam - 1}")
+    return {"beam": min(max_beam, max(beam, wanted, 5)), "num_hypotheses": wanted}
+
+
+def _same_shape(asked: str | list[str], answers: list[Any]) -> Any:
+    return answers[0] if isinstance(asked, str) else answers

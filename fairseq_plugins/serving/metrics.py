@@ -1,0 +1,50 @@
+"""Metrics for Prometheus."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from fairseq_plugins.api import Translation
+from fairseq_plugins.serving.models import ServedModel
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """Counts of a server; `registry` is what Prometheus reads."""
+
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        self.registry = CollectorRegistry()
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry, buckets=_SECONDS)
+        self.requests = counter("spec_dec_requests", "answered requests", ["path", "status"])
+        self.seconds = histogram("spec_dec_request_seconds", "time of a request", ["path"])
+        self.sentences = counter("spec_dec_sentences", "translated sentences", ["model"])
+        self.tokens = counter("spec_dec_tokens", "tokens of translations, EOS included", ["model"])
+        self.iterations = counter("spec_dec_iterations", "iterations of sentences", ["model"])
+        self.registry.register(_Models(models))
+
+    def count(self, model: str, translations: Sequence[Translation]) -> None:
+        """Count the sentences of a request."""
+        self.sentences.labels(model).inc(len(translations))
+        self.tokens.labels(model).inc(sum(len(translation.token_scores) for translation in translations))
+        self.iterations.labels(model).inc(sum(translation.iterations or 0 for translation in translations))
+
+
+class _Models(Collector):
+    """The state of the models when they are asked for."""
+
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        unfinished = GaugeMetricFamily("spec_dec_unfinished_sentences", "waiting or decoded now", labels=["model"])
+        ready = GaugeMetricFamily("spec_dec_model_ready", "1 if the model can translate", labels=["model"])
+        for model in self._models:
+            unfinished.add_metric([model.name], model.sentences)
+            ready.add_metric([model.name], model.state == "ready")
+        yield unfinished
+        yield ready

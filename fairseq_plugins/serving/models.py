@@ -1,0 +1,225 @@
+"""The models of a server. Each has a service for every way of decoding that requests ask for."""
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fairseq_plugins.api import Model, Service, ServiceFull, Translation, load
+from fairseq_plugins.api.jobs import OnStep
+from fairseq_plugins.api.loading import with_decoder
+from fairseq_plugins.data.sentences import split_text
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.serving.errors import RequestError
+
+logger = logging.getLogger("spec-dec-serve")
+
+Way = Literal["default", "beams", "drafts"]
+State = Literal["loading", "ready", "broken"]
+
+
+@dataclass
+class ServedModel:
+    """A model of the server, which loads in the background; one that is broken harms no other.
+
+    Attributes:
+        folder: as for `load`.
+        languages: source and target, if given; else the model's own.
+        options: of `load`.
+        beam: of requests that name none; 1 for the model's decoder.
+        max_waiting, max_beam, threads: of its services.
+        state, problem: whether it can translate, and why not.
+    """
+
+    folder: str
+    languages: tuple[str, str] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    beam: int = 1
+    max_waiting: int = 1024
+    max_beam: int = 8
+    threads: int | None = None
+    state: State = "loading"
+    problem: str = "is loading"
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._models: dict[Way, Model] = {}
+        self._services: dict[Way, Service] = {}
+        self._is_closed = False
+
+    @property
+    def name(self) -> str:
+        """Name in messages and metrics, such as "en-de"."""
+        return self.folder if self.languages is None else "-".join(self.languages)
+
+    @property
+    def model(self) -> Model:
+        """The model with its default decoder; raises RequestError unless it is ready."""
+        if self.state != "ready":
+            raise RequestError(503, f"the model {self.name} {self.problem}", 2 if self.state == "loading" else None)
+        return self._models["default"]
+
+    @property
+    def sentences(self) -> int:
+        """Number of sentences that have not ended."""
+        return sum(service.sentences for service in list(self._services.values()))
+
+    def load(self) -> None:
+        """Load the model, and translate a word so that the first request is fast."""
+        started = time.perf_counter()
+        try:
+            model = self._load()
+            if self.languages is None:
+                self.languages = (model.source_lang, model.target_lang)
+            with self._lock:
+                self._models["default"] = model
+            service = self.service("default")
+            split_text("1. 2.", self.languages[0])
+            service.submit("1").result()
+        except Exception as error:
+            self.state, self.problem = "broken", f"cannot be loaded: {' '.join(str(error).split())}"
+            logger.error(f"model {self.name}: {self.problem}")
+            named = re.search(r"(?:^|\.)([^.-]+)-([^.-]+)$", Path(self.folder).name)
+            if self.languages is None and named is not None:
+                self.languages = (named[1], named[2])
+            return
+        seconds = time.perf_counter() - started
+        logger.info(f"model {self.name}: {model.decoder}, {service.engine}, {model.backend}; {seconds:.1f} s")
+        self.state, self.problem = "ready", ""
+
+    def _load(self) -> Model:
+        if self.languages is None:
+            return load(self.folder, threads=self.threads, **self.options)
+        source, target = self.languages
+        try:
+            return load(self.folder, threads=self.threads, source_lang=source, target_lang=target, **self.options)
+        except ConfigurationError:
+            # Of a model of one pair of languages, they are the server's names only.
+            return load(self.folder, threads=self.threads, **self.options)
+
+    def way(self, beam: int | None, has_drafts: bool) -> Way:
+        """Return how a request is decoded."""
+        if (self.beam if beam is None else beam) > 1:
+            return "beams"
+        return "drafts" if has_drafts else "default"
+
+    def has(self, way: Way) -> bool:
+        """Whether a service is there already: otherwise `service` takes a second."""
+        return way in self._services
+
+    def service(self, way: Way) -> Service:
+        """Return the service that decodes in this way; make it at first."""
+        with self._lock:
+            if self._is_closed:
+                raise RequestError(503, "the server is shutting down", retry_after=5)
+            if way not in self._services:
+                if way not in self._models:
+                    self._models[way] = self._variant(way)
+                self._services[way] = self._models[way].service(self.threads, self.max_waiting, self.max_beam)
+            return self._services[way]
+
+    def _variant(self, way: Way) -> Model:
+        model = self._models["default"]
+        decoders = {"beams": ("fast-beam", "beam"), "drafts": ("reuse",)}
+        if model.decoder in decoders[way]:
+            return model
+        if way == "beams":
+            return with_decoder(model, "fast-beam")
+        return with_decoder(model, "reuse")
+
+    def submit(
+        self, way: Way, sentences: list[str], drafts: list[list[str]], on_step: list[OnStep | None], options: Any
+    ) -> list["Future[Translation]"]:
+        """Begin to translate sentences, all of them or none; raise as `Service.submit`."""
+        service = self.service(way)
+        if self.sentences + len(sentences) > self.max_waiting:
+            raise ServiceFull("too many sentences wait")
+        if way == "beams":
+            options = {"beam": self.beam, **options}
+        else:
+            options = {name: value for name, value in options.items() if name != "beam"}
+        futures: list[Future[Translation]] = []
+        try:
+            for sentence, given, call in zip(sentences, drafts, on_step, strict=True):
+                has_drafts = way == "drafts" and bool(given)
+                # Of a request with drafts, sentences without any have the model's own drafter.
+                own = service if has_drafts or way != "drafts" else self.service("default")
+                futures.append(own.submit(sentence, drafts=given if has_drafts else None, on_step=call, **options))
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+        return futures
+
+    def decoder(self, way: Way) -> str:
+        """Name of the method that decodes in this way."""
+        return self._models[way].decoder
+
+    def description(self) -> dict[str, Any]:
+        """Return what /v1/models says of it."""
+        source, target = self.languages or (None, None)
+        values: dict[str, Any] = {"source": source, "target": target, "state": self.state, "problem": self.problem}
+        if self.state == "ready":
+            model = self._models["default"]
+            values |= {
+                "decoder": model.decoder,
+                "lossless": model.is_lossless,
+                "engine": self.service("default").engine,
+            }
+        return values
+
+    def close(self) -> None:
+        """Take no more sentences, and drop those that have not ended: their requests get 503."""
+        with self._lock:
+            self._is_closed = True
+            services = list(self._services.values())
+        for service in services:
+            service.close()
+        self.state, self.problem = "broken", "is closed"
+        self._services.clear()
+        self._models.clear()
+
+
+class Registry:
+    """The models of a server, by languages."""
+
+    def __init__(self, models: list[ServedModel]) -> None:
+        self.models = models
+
+    def ready(self) -> list[ServedModel]:
+        """Return the models that can translate."""
+        return [model for model in self.models if model.state == "ready"]
+
+    def find(self, source: str | None, target: str) -> ServedModel:
+        """Return the model of a pair of languages; without source (or "auto"), the only one of the target.
+
+        Raises:
+            RequestError: if there is none, or more than one.
+        """
+        targets = {
+            model.languages[0]: model for model in self.models if model.languages and model.languages[1] == target
+        }
+        if targets and source in (None, "", "auto"):
+            if len(targets) > 1:
+                raise RequestError(400, f"source auto: several models translate into {target}; name {_or(targets)}")
+            (model,) = targets.values()
+            return model
+        return (
+            targets[source] if source in targets else self._refuse(target if source is None or not targets else source)
+        )
+
+    def _refuse(self, language: str) -> ServedModel:
+        for model in self.models:
+            if model.state == "loading":
+                _ = model.model  # raises
+        pairs = {"-".join(model.languages) for model in self.ready() if model.languages is not None}
+        raise RequestError(400, f"{language} is not supported; this server has {_or(pairs) or 'no model'}")
+
+
+def _or(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))

@@ -1,0 +1,60 @@
+"""The process of a server: uvicorn, which finishes running requests after a signal, for a bounded time."""
+
+import logging
+import threading
+from collections.abc import Sequence
+from socket import socket
+
+import uvicorn
+
+from fairseq_plugins.serving.app import make_app
+from fairseq_plugins.serving.models import ServedModel
+from fairseq_plugins.serving.settings import Settings
+
+logger = logging.getLogger("spec-dec-serve")
+# Seconds to send the last answers.
+_TO_ANSWER = 3
+
+
+class Process(uvicorn.Server):
+    """Serves models until a signal.
+
+    Args:
+        models: to serve; they load in the background.
+        settings: limits and keys.
+        host, port: where to listen; port 0 for a free one.
+        grace: seconds that running requests have after a signal; then they are answered 503.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        settings: Settings,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        grace: float = 30,
+    ) -> None:
+        self._models, self._grace = list(models), grace
+        config = uvicorn.Config(
+            make_app(self._models, settings),
+            host=host,
+            port=port,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=round(grace) + _TO_ANSWER,
+        )
+        super().__init__(config)
+
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        """Accept no more connections, and wait for the running requests."""
+        timer = threading.Timer(self._grace, self._close)
+        timer.start()
+        await super().shutdown(sockets)
+        timer.cancel()
+
+    def _close(self) -> None:
+        for model in self._models:
+            if model.sentences:
+                logger.warning(f"model {model.name}: {model.sentences} sentences are dropped")
+            model.close()

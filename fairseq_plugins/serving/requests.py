@@ -1,0 +1,122 @@
+"""Around every request: its size, its log line, its metrics, and the client's leaving."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fairseq_plugins.api import Translation
+from fairseq_plugins.serving.errors import Gone
+from fairseq_plugins.serving.metrics import Metrics
+
+logger = logging.getLogger("spec-dec-serve")
+T = TypeVar("T")
+Answer = Callable[[Request, Exception], ASGIApp]
+_KEY = "spec_dec.account"
+
+
+@dataclass
+class Account:
+    """What a request did, for its log line: never its text.
+
+    Attributes:
+        model: name of the model.
+        translations: of all its sentences.
+        outcome: set where the status does not say it, such as "client left".
+    """
+
+    model: str = "-"
+    translations: list[Translation] = field(default_factory=list)
+    outcome: str = ""
+
+
+def account_of(request: Request) -> Account:
+    """Return the account of a request."""
+    account: Account = request.scope[_KEY]
+    return account
+
+
+class Accounting:
+    """ASGI middleware: answers errors, logs a line for each request, and counts it.
+
+    Args:
+        app: what it wraps.
+        metrics: counts.
+        answer: returns the response to an error.
+        paths: that metrics name; others are "other".
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, answer: Answer, paths: frozenset[str]) -> None:
+        self.app, self.metrics, self.answer, self.paths = app, metrics, answer, paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        started = time.perf_counter()
+        account = scope[_KEY] = Account()
+        status = 0
+
+        async def watched_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watched_send)
+        except Exception as error:
+            if status:
+                raise
+            await self.answer(Request(scope), error)(scope, receive, watched_send)
+        finally:
+            seconds = time.perf_counter() - started
+            path = scope["path"] if scope["path"] in self.paths else "other"
+            self.metrics.requests.labels(path, status).inc()
+            self.metrics.seconds.labels(path).observe(seconds)
+            self.metrics.count(account.model, account.translations)
+            logger.info(_line(scope, status, seconds, account))
+
+
+def _line(scope: Scope, status: int, seconds: float, account: Account) -> str:
+    done = account.translations
+    tokens, iterations = sum(len(one.token_scores) for one in done), sum(one.iterations or 0 for one in done)
+    client = (scope.get("client") or ("-",))[0]
+    path = scope["path"].encode("unicode_escape").decode()[:80]
+    counts = f" model={account.model} sentences={len(done)} tokens={tokens} iterations={iterations}" if done else ""
+    outcome = f" {account.outcome}" if account.outcome else ""
+    return f"{client} {scope['method']} {path} {status} {1000 * seconds:.1f}ms{counts}{outcome}"
+
+
+async def until_gone(request: Request, work: Awaitable[T], timeout: float) -> T:
+    """Return the result of `work`; cancel it when the client leaves, or after some seconds.
+
+    Raises:
+        Gone: if the client has left.
+        TimeoutError: after `timeout` seconds.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait({task, watcher}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if watcher.done():
+            account_of(request).outcome = "client left"
+            raise Gone
+        raise TimeoutError
+    finally:
+        for future in (task, watcher):
+            future.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    while True:
+        message: Any = await request.receive()
+        if message["type"] == "http.disconnect":
+            return

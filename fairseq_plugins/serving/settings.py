@@ -1,0 +1,30 @@
+"""Limits of a server."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Limits and keys of a server.
+
+    Attributes:
+        api_keys: of which a request must name one; none for no keys.
+        max_characters: of a request's text.
+        max_sentences: of a request.
+        max_waiting: sentences of a model that have not ended; with more, requests are answered 503 at once.
+        max_bytes: of a request's body.
+        timeout: seconds of a request, after which it is answered 504.
+        origins: web sites whose pages may use the server from a browser.
+    """
+
+    api_keys: frozenset[str] = frozenset()
+    max_characters: int = 20_000
+    max_sentences: int = 256
+    max_waiting: int = 1024
+    timeout: float = 60.0
+    origins: tuple[str, ...] = ()
+
+    @property
+    def max_bytes(self) -> int:
+        """Most bytes of a request's body: JSON may escape a character in 12 bytes; drafts are as long as the text."""
+        return 65_536 + 24 * self.max_characters

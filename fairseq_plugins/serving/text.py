@@ -1,0 +1,141 @@
+"""Translate whole texts and HTML: cut them into sentences, translate these together, and join them again."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fairseq_plugins.api import Step, Translation
+from fairseq_plugins.data.sentences import join_text, split_text
+from fairseq_plugins.serving.errors import RequestError
+from fairseq_plugins.serving.models import ServedModel, Way
+
+# Elements of HTML whose text is not translated.
+_KEPT = {"code", "kbd", "pre", "samp", "script", "style", "textarea", "var"}
+OnSentence = Callable[[int, Step], None]
+Pair = tuple[str, str]
+
+
+@dataclass
+class Result:
+    """A translated text.
+
+    Attributes:
+        text: the translation.
+        sentences: source, translation and separator of each sentence.
+        alternatives: further translations of the whole text, the best first.
+    """
+
+    text: str
+    sentences: list[tuple[str, Translation, str]] = field(default_factory=list)
+    alternatives: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Job:
+    """What a request asks for.
+
+    Attributes:
+        model: translates.
+        options: of the call: `CallOptions` without those that were not given.
+        drafts: earlier translations, by sentence.
+        max_sentences: of the request.
+        splits: whether texts are cut into sentences.
+    """
+
+    model: ServedModel
+    options: dict[str, Any] = field(default_factory=dict)
+    drafts: list[str] = field(default_factory=list)
+    max_sentences: int = 256
+    splits: bool = True
+
+    @property
+    def way(self) -> Way:
+        """How the request is decoded."""
+        return self.model.way(self.options.get("beam"), bool(self.drafts))
+
+    def cut(self, texts: Sequence[str]) -> list[list[Pair]]:
+        """Return the sentences of each text, each with the separator after it.
+
+        Raises:
+            RequestError: for more sentences than a request may have.
+        """
+        source, _ = self._languages()
+        cut = [split_text(text, source) if self.splits else [(text, "")] for text in texts]
+        count = sum(map(len, cut))
+        if count > self.max_sentences:
+            raise RequestError(
+                400, f"the request has {count} sentences, and may have {self.max_sentences}; send less at a time"
+            )
+        return cut
+
+    async def translate(self, cut: Sequence[Sequence[Pair]], on_step: OnSentence | None = None) -> list[Result]:
+        """Translate texts, their sentences together.
+
+        Args:
+            cut: the sentences of each text, as `cut` returns them.
+            on_step: called with the number of a sentence and each of its iterations, in another thread.
+
+        Raises:
+            ServiceFull, ServiceClosed, ConfigurationError: as `Service.submit`.
+        """
+        _, target = self._languages()
+        sentences = [sentence for pairs in cut for sentence, _ in pairs]
+        way = self.way
+        if not self.model.has(way):
+            await asyncio.to_thread(self.model.service, way)
+        calls = [None if on_step is None else _numbered(on_step, number) for number in range(len(sentences))]
+        drafts = [self._drafts(number) for number in range(len(sentences))]
+        futures = self.model.submit(way, sentences, drafts, calls, self.options)
+        try:
+            translated = await asyncio.gather(*map(asyncio.wrap_future, futures))
+        finally:
+            for future in futures:
+                future.cancel()
+        left = iter(translated)
+        return [_joined([(sentence, next(left), separator) for sentence, separator in pairs], target) for pairs in cut]
+
+    async def translate_html(self, texts: Sequence[str]) -> list[Result]:
+        """Translate the text of HTML, piece by piece between its tags, which stay where they are."""
+        from bs4 import BeautifulSoup
+        from bs4.element import NavigableString
+
+        soups = [BeautifulSoup(text, "html.parser") for text in texts]
+        pieces = [
+            piece
+            for soup in soups
+            for piece in soup.find_all(string=True)
+            if type(piece) is NavigableString
+            and not {parent.name for parent in piece.parents} & _KEPT
+            and piece.strip()
+        ]
+        results = await self.translate(self.cut([str(piece) for piece in pieces]))
+        for piece, result in zip(pieces, results, strict=True):
+            piece.replace_with(result.text)
+        every = [sentence for result in results for sentence in result.sentences]
+        return [Result(str(soup), every if number == 0 else []) for number, soup in enumerate(soups)]
+
+    def _languages(self) -> tuple[str, str]:
+        assert self.model.languages is not None
+        return self.model.languages
+
+    def _drafts(self, number: int) -> list[str]:
+        """Return the drafts of a sentence: the earlier translations at its place and beside it, the text may grow."""
+        near = (number, number - 1, number + 1)
+        return [self.drafts[i] for i in near if 0 <= i < len(self.drafts) and self.drafts[i].strip()]
+
+
+def _numbered(on_step: OnSentence, number: int) -> Callable[[Step], None]:
+    return lambda step: on_step(number, step)
+
+
+def _joined(sentences: list[tuple[str, Translation, str]], language: str) -> Result:
+    def text(choose: Callable[[Translation], str]) -> str:
+        return join_text([(choose(translation), separator) for _, translation, separator in sentences], language)
+
+    count = max((len(translation.alternatives) for _, translation, _ in sentences), default=0)
+    alternatives = [
+        text(lambda best, k=k: best.alternatives[k].text if k < len(best.alternatives) else best.text)  # type: ignore[misc]
+        for k in range(count)
+    ]
+    return Result(text(lambda best: best.text), sentences, alternatives)

@@ -1,0 +1,178 @@
+"""Our own interface: all options of a call, scores, drafts, and a stream of accepted tokens."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from fairseq_plugins.api import Step, Translation
+from fairseq_plugins.api.options import CallOptions
+from fairseq_plugins.serving.errors import as_request_error
+from fairseq_plugins.serving.requests import account_of, until_gone
+from fairseq_plugins.serving.text import Job, Pair, Result
+
+if TYPE_CHECKING:
+    from fairseq_plugins.serving.app import Server
+
+_OPTIONS: dict[str, Any] = {
+    name: (kind | None, None) for name, kind in get_type_hints(CallOptions).items() if name != "batch_size"
+}
+Options: Any = create_model("Options", __config__=ConfigDict(extra="forbid"), **_OPTIONS)
+Events = AsyncIterator[ServerSentEvent]
+
+
+class V1Request(BaseModel):
+    """A text, or several, and how to translate it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: str | list[str]
+    source: str | None = Field(None, description="code of the language; may be left out if one model fits")
+    target: str = Field(description="code of the language")
+    options: Options = Field(default_factory=Options, description="of the call, as in Python")
+    drafts: list[str] = Field([], description="earlier translations, a sentence each; they never change the output")
+    split: bool = Field(True, description="whether a text is cut into sentences")
+    tokens: bool = Field(False, description="whether the answer has tokens and their scores")
+    api_key: str | None = None
+
+
+class Sentence(BaseModel):
+    """A translated sentence; scores are natural logarithms."""
+
+    source: str
+    text: str
+    score: float
+    iterations: int | None
+    emitted: list[int] | None = Field(description="tokens that each iteration added")
+    alternatives: list[dict[str, Any]]
+    tokens: list[str] | None = None
+    token_scores: list[float] | None = None
+
+
+class Translated(BaseModel):
+    """A translated text."""
+
+    text: str
+    sentences: list[Sentence]
+
+
+class V1Response(BaseModel):
+    """The translations, in the order of the request."""
+
+    translations: list[Translated]
+    source: str
+    target: str
+    decoder: str
+    seconds: float
+
+
+def router(server: "Server") -> APIRouter:
+    """Return the routes."""
+    routes = APIRouter(prefix="/v1", tags=["v1"])
+
+    async def begin(request: Request, asked: V1Request) -> tuple[Job, list[list[Pair]]]:
+        """Check a request, before its answer begins."""
+        server.check_key(request, asked.api_key)
+        texts = [asked.text] if isinstance(asked.text, str) else asked.text
+        server.check_characters(texts)
+        model = server.registry.find(asked.source, asked.target)
+        account_of(request).model = model.name
+        assert model.model
+        options = {name: value for name, value in asked.options.model_dump().items() if value is not None}
+        job = Job(model, options, asked.drafts, server.settings.max_sentences, asked.split)
+        return job, job.cut(texts)
+
+    def answer(request: Request, asked: V1Request, job: Job, results: list[Result], started: float) -> V1Response:
+        for result in results:
+            account_of(request).translations += [translation for _, translation, _ in result.sentences]
+        source, target = job.model.languages or ("", "")
+        return V1Response(
+            translations=[_translated(result, asked.tokens) for result in results],
+            source=source,
+            target=target,
+            decoder=job.model.decoder(job.way),
+            seconds=time.perf_counter() - started,
+        )
+
+    @routes.post("/translate")
+    async def translate(request: Request, asked: V1Request, begun: Annotated[Any, Depends(begin)]) -> V1Response:
+        """Translate a text, or several."""
+        started = time.perf_counter()
+        job, cut = begun
+        results = await until_gone(request, job.translate(cut), server.settings.timeout)
+        return answer(request, asked, job, results, started)
+
+    @routes.post("/stream", response_class=EventSourceResponse)
+    async def stream(request: Request, asked: V1Request, begun: Annotated[Any, Depends(begin)]) -> Events:
+        """Translate, and send the sentences (`begin`), each iteration (`step`), and then `end`, or `error`."""
+        started = time.perf_counter()
+        job, cut = begun
+        steps: asyncio.Queue[tuple[int, Step] | None] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def on_step(number: int, step: Step) -> None:
+            loop.call_soon_threadsafe(steps.put_nowait, (number, step))
+
+        sentences = [{"source": sentence, "separator": separator} for pairs in cut for sentence, separator in pairs]
+        yield ServerSentEvent(event="begin", data={"sentences": sentences})
+        work = asyncio.ensure_future(job.translate(cut, on_step))
+        work.add_done_callback(lambda _: steps.put_nowait(None))
+        try:
+            deadline = started + server.settings.timeout
+            while (item := await asyncio.wait_for(steps.get(), deadline - time.perf_counter())) is not None:
+                yield ServerSentEvent(event="step", data=_step(*item))
+            last = answer(request, asked, job, await work, started)
+            yield ServerSentEvent(event="end", data=last.model_dump())
+        except (asyncio.CancelledError, GeneratorExit):
+            account_of(request).outcome = "client left"
+            raise
+        except Exception as error:
+            known = as_request_error(error)
+            account_of(request).outcome = f"error {known.status_code}"
+            yield ServerSentEvent(event="error", data={"error": known.detail})
+        finally:
+            work.cancel()
+
+    @routes.get("/models")
+    async def models() -> list[dict[str, Any]]:
+        """The models, and how they decode."""
+        return [model.description() for model in server.registry.models]
+
+    return routes
+
+
+def _step(number: int, step: Step) -> dict[str, Any]:
+    return {
+        "sentence": number,
+        "tokens": step.tokens,
+        "drafted": step.drafted,
+        "accepted": step.accepted,
+        "text": step.text,
+    }
+
+
+def _translated(result: Result, has_tokens: bool) -> Translated:
+    return Translated(
+        text=result.text,
+        sentences=[
+            Sentence(
+                source=source,
+                iterations=translation.iterations,
+                emitted=translation.emitted,
+                alternatives=[_scored(other, has_tokens) for other in translation.alternatives],
+                **_scored(translation, has_tokens),
+            )
+            for source, translation, _ in result.sentences
+        ],
+    )
+
+
+def _scored(translation: Translation, has_tokens: bool) -> dict[str, Any]:
+    values: dict[str, Any] = {"text": translation.text, "score": translation.score}
+    if has_tokens:
+        values |= {"tokens": translation.tokens, "token_scores": translation.token_scores}
+    return values

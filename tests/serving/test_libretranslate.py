@@ -1,0 +1,94 @@
+"""LibreTranslate's interface, and its clients."""
+
+from typing import Any
+
+import pytest
+
+from fairseq_plugins.api import Model
+from fairseq_plugins.serving.models import ServedModel
+from tests.serving.running import Client
+
+TEXT = "A man is riding a bicycle.\n\nTwo dogs play in the snow. People watch them.\n"
+
+
+@pytest.fixture
+def model(client: Client, served: ServedModel) -> Model:
+    return served.model
+
+
+@pytest.mark.parametrize("as_form", [False, True])
+def test_text_is_cut_into_sentences_and_keeps_its_line_breaks(client: Client, model: Model, as_form: bool) -> None:
+    asked = {"q": TEXT, "source": "en", "target": "de", "format": "text"}
+    answer = client.post("/translate", form=asked) if as_form else client.post("/translate", asked)
+    first, second, third = model.translate(
+        ["A man is riding a bicycle.", "Two dogs play in the snow.", "People watch them."]
+    )
+    assert answer == {"translatedText": f"{first}\n\n{second} {third}\n"}
+
+
+def test_several_texts_languages_and_alternatives(client: Client, model: Model) -> None:
+    texts = ["A man is riding a bicycle.", "", "Two dogs play in the snow."]
+    answer = client.post("/translate", {"q": texts, "target": "de", "alternatives": 2})
+    assert [len(some) for some in answer["alternatives"]] == [2, 0, 2]
+    assert answer["detectedLanguage"] == [{"confidence": 0, "language": "en"}] * 3
+    assert answer["translatedText"][1] == "" and len(set(answer["translatedText"])) == 3
+    greedy = client.post("/translate", {"q": texts, "source": "auto", "target": "de"})
+    assert greedy["translatedText"] == model.translate(texts)
+    assert client.get("/languages") == [
+        {"code": "de", "name": "German", "targets": []},
+        {"code": "en", "name": "English", "targets": ["de"]},
+    ]
+    settings = client.get("/frontend/settings")
+    assert settings["language"]["source"] == {"code": "en", "name": "English"} and settings["charLimit"] == 4000
+
+
+def test_html_keeps_tags_and_code(client: Client, model: Model) -> None:
+    html = '<p class="x">A man is riding a bicycle.<br/>People</p><!-- People --><pre>People</pre>&amp;'
+    man, people = model.translate(["A man is riding a bicycle.", "People"])
+    answer = client.post("/translate", {"q": html, "source": "en", "target": "de", "format": "html"})
+    expected = f'<p class="x">{man}<br/>{people}</p><!-- People --><pre>People</pre>'
+    assert answer["translatedText"].startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "message"),
+    [
+        ({"target": "de"}, 400, "missing q parameter"),
+        ({"q": "x"}, 400, "missing target parameter"),
+        ({"q": "x", "target": "ru"}, 400, "ru is not supported; this server has en-de"),
+        ({"q": "x", "source": "ru", "target": "de"}, 400, "ru is not supported"),
+        ({"q": "x", "source": "en", "target": "fr"}, 503, "broken.en-fr: no such folder"),
+        ({"q": "x", "target": "de", "format": "pdf"}, 400, "format: Input should be"),
+        ({"q": 5, "target": "de"}, 400, "q: Input should be"),
+        ({"q": "x", "target": "de", "alternatives": 99}, 400, "at most 7"),
+        ({"q": "x " * 2001, "target": "de"}, 400, "has 4002 characters, and may have 4000"),
+        ({"q": "Yes. " * 21, "target": "de"}, 400, "has 21 sentences, and may have 20"),
+        ({"q": "word " * 700, "target": "de"}, 400, "split it"),
+        ([1], 400, "no JSON object"),
+        (b"{", 400, "not JSON"),
+        (b"\xff", 400, "UTF-8"),
+        ({"q": "x" * 10**6, "target": "de"}, 413, ""),
+    ],
+)
+def test_wrong_requests(client: Client, asked: Any, status: int, message: str) -> None:
+    found, _, answer = client.ask("POST", "/translate", asked)
+    assert found == status and message in (answer["error"] if isinstance(answer, dict) else answer)
+    assert client.post("/translate", {"q": "People", "target": "de"})["translatedText"]
+
+
+def test_detection_is_refused(client: Client) -> None:
+    status, _, answer = client.ask("POST", "/detect", form={"q": "Hallo"})
+    assert status == 501 and answer == {"error": "this server detects no languages; name the source"}
+
+
+def test_libretranslates_own_client(client: Client, model: Model) -> None:
+    library = pytest.importorskip("libretranslatepy", reason="pip install libretranslatepy")
+    api = library.LibreTranslateAPI(client.url)
+    assert api.translate("People watch two dogs.", "en", "de") == model.translate("People watch two dogs.")
+    assert [language["code"] for language in api.languages()] == ["de", "en"]
+
+
+def test_another_client(client: Client, model: Model) -> None:
+    library = pytest.importorskip("deep_translator", reason="pip install deep-translator")
+    api = library.LibreTranslator(source="en", target="de", custom_url=f"{client.url}/", api_key="none")
+    assert api.translate("People watch two dogs.") == model.translate("People watch two dogs.")

@@ -1,0 +1,150 @@
+"""Keys, limits, faults, clients that leave, and the log."""
+
+import logging
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from fairseq_plugins.serving.models import ServedModel
+from fairseq_plugins.serving.settings import Settings
+from tests.serving.running import FOLDER, Client, serving
+
+SECRET = "A man is riding a bicycle."
+# A translation that takes seconds.
+LONG: dict[str, Any] = {
+    "text": "Two dogs play in the snow. " * 8,
+    "target": "de",
+    "options": {"min_len": 1000, "max_len_b": 1000},
+    "tokens": True,
+}
+
+
+def test_health_readiness_and_metrics(client: Client) -> None:
+    assert client.get("/health") == {"status": "ok"}
+    status, _, answer = client.ask("GET", "/ready")
+    states = {name: model["state"] for name, model in answer["models"].items()}
+    assert status == 503 and not answer["ready"] and states == {"en-de": "ready", "en-fr": "broken"}
+
+    def sentences() -> float:
+        lines = client.get("/metrics").splitlines()
+        (line,) = [line for line in lines if line.startswith('spec_dec_sentences_total{model="en-de"}')] or ["x 0"]
+        return float(line.split()[-1])
+
+    before = sentences()
+    client.post("/translate", {"q": "People. Dogs.", "target": "de"})
+    assert sentences() == before + 2
+    assert 'spec_dec_model_ready{model="en-fr"} 0.0' in client.get("/metrics")
+
+
+def test_sites_of_allowed_origins_only(client: Client) -> None:
+    asked = {"q": "People", "target": "de"}
+    for origin, is_allowed in (("https://example.org", True), ("https://other.org", False)):
+        _, headers, _ = client.ask("POST", "/translate", asked, Origin=origin)
+        assert (headers.get("access-control-allow-origin") == origin) == is_allowed
+
+
+def test_a_line_of_log_for_each_request_without_its_text(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="spec-dec-serve")
+    client.post("/translate", {"q": SECRET, "target": "de"})
+    client.ask("POST", "/translate", {"q": SECRET, "target": "ru"})
+    client.ask("GET", "/translate%0aforged")
+    client.wait_until(lambda: len(caplog.records) >= 3)
+    first, second, third = (record.getMessage() for record in caplog.records)
+    assert "POST /translate 200" in first and "model=en-de sentences=1 tokens=" in first
+    assert "POST /translate 400" in second and r"GET /translate\nforged 404" in third
+    assert not any("bicycle" in line or "Fahrrad" in line for line in (first, second, third))
+
+
+def test_an_error_inside_is_500_and_harms_nobody(
+    client: Client, served: ServedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise KeyError(SECRET)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(served, "submit", fails)
+        status, _, answer = client.ask("POST", "/translate", {"q": SECRET, "target": "de"})
+        kind, data = client.events({"text": SECRET, "target": "de"})[-1]
+    assert status == 500 and answer == {"error": "internal error; the server's log has its place"}
+    assert kind == "error" and data == answer
+    assert "KeyError at" in caplog.text and SECRET not in caplog.text
+    assert client.post("/translate", {"q": SECRET, "target": "de"})["translatedText"]
+
+
+@pytest.mark.parametrize("path", ["/v1/translate", "/v1/stream"])
+def test_sentences_of_clients_that_leave_are_dropped(client: Client, served: ServedModel, path: str) -> None:
+    connection = client.send(path, LONG)
+    client.wait_until(lambda: served.sentences == 8)
+    connection.close()
+    client.wait_until(lambda: served.sentences == 0, 5)
+
+
+def test_a_reader_that_is_slow_holds_up_nobody(client: Client, served: ServedModel) -> None:
+    connection = client.send("/v1/stream", LONG)
+    client.wait_until(lambda: served.sentences > 0)
+    assert client.post("/translate", {"q": SECRET, "target": "de"})["translatedText"]
+    connection.close()
+    client.wait_until(lambda: served.sentences == 0, 5)
+
+
+def test_a_full_server_refuses_at_once(client: Client, served: ServedModel) -> None:
+    held = [client.send("/v1/translate", LONG) for _ in range(8)]
+    client.wait_until(lambda: served.sentences == 64)
+    started = time.monotonic()
+    status, headers, answer = client.ask("POST", "/translate", {"q": SECRET, "target": "de"})
+    assert time.monotonic() - started < 2
+    assert (
+        status == 503 and headers["retry-after"] == "1" and answer == {"error": "the server is busy; try again later"}
+    )
+    assert client.get("/health") == {"status": "ok"}
+    for connection in held:
+        connection.close()
+    client.wait_until(lambda: served.sentences == 0, 5)
+    assert client.post("/translate", {"q": SECRET, "target": "de"})["translatedText"]
+
+
+def test_keys_and_time(served: ServedModel) -> None:
+    own = ServedModel(str(FOLDER), ("x", "y"), threads=1, max_waiting=8)
+    with serving([own], Settings(api_keys=frozenset(["key", "other"]), timeout=0.3)) as client:
+        asked = {"q": SECRET, "target": "y"}
+        assert client.ask("POST", "/translate", asked)[0] == 401
+        assert client.ask("POST", "/translate", {**asked, "api_key": "wrong"})[0] == 403
+        assert client.ask("POST", "/v1/translate", {"text": SECRET, "target": "y"})[0] == 401
+        text = served.model.translate(SECRET)
+        assert client.post("/translate", {**asked, "api_key": "other"})["translatedText"] == text
+        assert client.post("/translate", asked, Authorization="Bearer key")["translatedText"] == text
+        assert client.get("/frontend/settings")["keyRequired"] and client.get("/ready")["ready"]
+        slow = {**LONG, "target": "y", "api_key": "key"}
+        status, _, answer = client.ask("POST", "/v1/translate", slow)
+        assert status == 504 and "takes too long" in answer["error"]
+        kind, data = client.events(slow)[-1]
+        assert kind == "error" and "takes too long" in data["error"]
+        client.wait_until(lambda: own.sentences == 0, 5)
+
+
+def test_requests_during_loading_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_load = threading.Event()
+    own = ServedModel(str(FOLDER), threads=1)
+    load = own.load
+
+    def waits() -> None:
+        may_load.wait(30)
+        load()
+
+    monkeypatch.setattr(own, "load", waits)
+    own.state = "ready"  # for `serving` only
+    with serving([own], Settings()) as client:
+        own.state = "loading"
+        status, headers, answer = client.ask("POST", "/translate", {"q": SECRET, "source": "en", "target": "de"})
+        assert status == 503 and headers["retry-after"] == "2" and "is loading" in answer["error"]
+        assert client.ask("GET", "/ready")[0] == 503
+        may_load.set()
+        client.wait_until(lambda: own.state == "ready")
+        assert client.post("/translate", {"q": SECRET, "source": "en", "target": "de"})["translatedText"]
+        held = client.send("/v1/translate", {**LONG, "target": "de"})
+        client.wait_until(lambda: own.sentences > 0)
+    # The server has waited 0.3 seconds, and then dropped the sentences.
+    answer = held.recv(1000)
+    assert b" 503 " in answer and b"shutting down" in answer + held.recv(1000)

@@ -1,0 +1,109 @@
+"""Our own interface: options, scores, drafts, streams."""
+
+from typing import Any
+
+import pytest
+
+from fairseq_plugins.api import Model
+from fairseq_plugins.api.loading import with_decoder
+from fairseq_plugins.serving.models import ServedModel
+from tests.serving.running import Client
+
+FIRST, SECOND = "A man is riding a bicycle in the park.", "Two dogs play in the snow near a red house."
+
+
+@pytest.fixture(scope="module")
+def beams(client: Client, served: ServedModel) -> Model:
+    return with_decoder(served.model, "fast-beam")
+
+
+def test_scores_and_tokens_are_those_of_translate(client: Client, served: ServedModel) -> None:
+    (found,) = client.post("/v1/translate", {"text": f"{FIRST} {SECOND}", "target": "de", "tokens": True})[
+        "translations"
+    ]
+    expected = served.model.translate([FIRST, SECOND], return_scores=True)
+    assert found["text"] == " ".join(one.text for one in expected)
+    for sentence, one, source in zip(found["sentences"], expected, [FIRST, SECOND], strict=True):
+        assert sentence["source"] == source and sentence["tokens"] == one.tokens
+        assert sentence["token_scores"] == one.token_scores and sentence["score"] == one.score
+        assert sum(sentence["emitted"]) == len(one.token_scores)
+
+
+def test_options_of_a_call(client: Client, served: ServedModel, beams: Model) -> None:
+    cases: list[dict[str, Any]] = [{"beam": 5, "num_hypotheses": 3}, {"beam": 2, "lenpen": 0.5}, {"max_len_b": 3}]
+    for options in cases:
+        answer = client.post("/v1/translate", {"text": [FIRST, SECOND], "target": "de", "options": options})
+        model = beams if "beam" in options else served.model
+        assert answer["decoder"] == model.decoder
+        for found, text in zip(answer["translations"], [FIRST, SECOND], strict=True):
+            (sentence,), expected = found["sentences"], model.translate(text, return_scores=True, **options)
+            assert (sentence["text"], sentence["score"]) == (expected.text, expected.score)
+            assert [other["text"] for other in sentence["alternatives"]] == [o.text for o in expected.alternatives]
+
+
+def test_drafts_save_iterations_and_never_change_the_output(client: Client, served: ServedModel) -> None:
+    expected = served.model.translate([FIRST, SECOND])
+    counts = []
+    for drafts in (["nonsense", "Hund"], expected, expected[:1]):
+        asked = {"text": f"{FIRST} {SECOND}", "target": "de", "drafts": drafts}
+        (found,) = client.post("/v1/translate", asked)["translations"]
+        assert [sentence["text"] for sentence in found["sentences"]] == expected
+        counts.append(sum(sentence["iterations"] for sentence in found["sentences"]))
+    assert counts[1] <= counts[0]
+
+
+def test_stream(client: Client, served: ServedModel) -> None:
+    events = client.events({"text": f"{FIRST}\n{SECOND}", "target": "de"})
+    kinds = [kind for kind, _ in events]
+    assert kinds[0] == "begin" and kinds[-1] == "end" and set(kinds[1:-1]) == {"step"}
+    assert events[0][1] == {"sentences": [{"source": FIRST, "separator": "\n"}, {"source": SECOND, "separator": ""}]}
+    (found,) = events[-1][1]["translations"]
+    assert found["text"] == "\n".join(served.model.translate([FIRST, SECOND]))
+    for number, sentence in enumerate(found["sentences"]):
+        steps = [step for kind, step in events if kind == "step" and step["sentence"] == number]
+        assert steps[-1]["text"] == sentence["text"] and len(steps) == sentence["iterations"]
+        assert all(step["accepted"] <= step["drafted"] for step in steps)
+
+
+@pytest.mark.parametrize("path", ["/v1/translate", "/v1/stream"])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target": "ru"}, "ru is not supported"),
+        ({"text": None}, "text"),
+        ({"txt": "x"}, "txt: Extra inputs are not permitted"),
+        ({"options": {"beem": 3}}, "options.beem: Extra inputs are not permitted"),
+        ({"options": {"beam": "many"}}, "options.beam"),
+        ({"text": "x" * 4001}, "may have 4000"),
+    ],
+)
+def test_wrong_requests_are_refused_before_the_answer_begins(
+    client: Client, path: str, changes: dict[str, Any], message: str
+) -> None:
+    status, _, answer = client.ask("POST", path, {"text": FIRST, "target": "de", **changes})
+    assert status == 400 and message in answer["error"]
+
+
+def test_options_that_do_not_fit_are_errors_of_the_request(client: Client) -> None:
+    asked = {"text": FIRST, "target": "de", "options": {"beam": 9}}
+    status, _, answer = client.ask("POST", "/v1/translate", asked)
+    assert status == 400 and "beams up to 8" in answer["error"]
+    kind, data = client.events({**asked, "options": {"beam": 3}})[-1]
+    assert kind == "error" and "none grows by itself" in data["error"]
+    status, _, answer = client.ask("POST", "/v1/translate", {**asked, "options": {"num_hypotheses": 2}})
+    assert status == 400 and "num_hypotheses=2" in answer["error"]
+
+
+def test_models(client: Client) -> None:
+    good, broken = client.get("/v1/models")
+    assert good == {
+        "source": "en",
+        "target": "de",
+        "state": "ready",
+        "problem": "",
+        "decoder": "gad",
+        "lossless": True,
+        "engine": "continuous batches",
+    }
+    assert broken["state"] == "broken" and broken["target"] == "fr" and "no such folder" in broken["problem"]
+    assert "/v1/stream" in client.get("/openapi.json")["paths"]
