@@ -199,7 +199,7 @@ setup(
         "serve": [
             "babel>=2.12",
             "beautifulsoup4>=4.12",
-            "fastapi>=0.135",
+            "fastapi>=0.165",
             "httptools>=0.6",
             "prometheus_client>=0.20",
             "python-multipart>=0.0.9",
@@ -208,11 +208,13 @@ setup(
         ],
         "test": [
             "clang-format>=18",
+            "deep-translator>=1.11",
             "filelock>=3.12",
             "pytest>=8",
             "pytest-timeout>=2.2",
             "pytest-xdist>=3.5",
             "hypothesis>=6.90",
+            "libretranslatepy>=2.1",
             "mypy>=1.11",
             "ruff>=0.6",
             "selenium>=4.20",

@@ -96,7 +96,7 @@ if [ -n "$building" ]; then
 fi
 
 say "Set-up 3/3: installing this package, its requirements and the test tools ..."
-install_quietly --no-build-isolation --find-links "$venv/wheels" --editable '.[test,reports,bench]' || die "the package could not be installed (the reason is above)"
+install_quietly --no-build-isolation --find-links "$venv/wheels" --editable '.[test,reports,bench,serve]' || die "the package could not be installed (the reason is above)"
 
 # fairseq looks for `--user-dir fairseq_plugins` in the current folder, then in the folder that contains fairseq. An
 # editable package is not there, so this file is: it becomes the package. An ordinary `pip install .` writes the package there.

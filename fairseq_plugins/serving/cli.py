@@ -122,10 +122,11 @@ def run(argv: Sequence[str]) -> None:
         timeout=args.timeout,
         origins=tuple(args.allow_origin),
     )
+    models = make_models(args)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING, force=True)
     logging.getLogger(NAME).setLevel(logging.INFO)
     logging.getLogger("uvicorn.error").setLevel(logging.INFO)
-    Process(make_models(args), settings, args.host, args.port, args.grace).run()
+    Process(models, settings, args.host, args.port, args.grace).run()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -71,6 +71,8 @@ class ServedModel:
 
     def load(self) -> None:
         """Load the model, and translate a word so that the first request is fast."""
+        if self.state == "ready":
+            return
         started = time.perf_counter()
         try:
             model = self._load()

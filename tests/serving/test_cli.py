@@ -1,0 +1,94 @@
+"""The command: models and languages, errors, and a process that ends as asked."""
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.serving import cli
+from fairseq_plugins.serving.errors import RequestError
+from fairseq_plugins.serving.models import Registry, ServedModel
+from tests.serving.running import FOLDER, Client
+from tests.support import REPOSITORY
+
+SECRET = "A man is riding a bicycle."
+
+
+def test_models_of_a_command_line() -> None:
+    arguments = ["a/b.en-de", "uk-uk=c", "--set", "max-len-b=9", "--decoder", "greedy", "--beam", "9", "--threads", "3"]
+    first, second = cli.make_models(cli.get_parser().parse_args(arguments))
+    assert (first.folder, first.languages, first.beam, first.max_beam, first.threads) == ("a/b.en-de", None, 9, 9, 3)
+    assert (second.folder, second.languages) == ("c", ("uk", "uk"))
+    assert first.options == {"max_len_b": "9", "decoder": "greedy"}
+    for wrong in (["en=folder"], ["x", "--set", "max_len_b"]):
+        with pytest.raises(ConfigurationError, match="give"):
+            cli.make_models(cli.get_parser().parse_args(wrong))
+
+
+def test_languages_are_the_models_or_the_given_ones() -> None:
+    options = {"decoder": "greedy"}
+    own, named = ServedModel(str(FOLDER), None, options), ServedModel(str(FOLDER), ("x", "y"), options)
+    also = ServedModel("none", ("z", "y"))
+    for model in (own, named, also):
+        model.load()
+    assert own.languages == ("en", "de") and named.languages == ("x", "y")
+    registry = Registry([own, named, also])
+    assert registry.find("en", "de") is own and registry.find(None, "de") is own and registry.find("x", "y") is named
+    for source, target, message in (("auto", "y", "several models"), ("en", "y", "en is not"), ("en", "q", "q is not")):
+        with pytest.raises(RequestError, match=message):
+            registry.find(source, target)
+    for model in (own, named):
+        model.close()
+    with pytest.raises(RequestError, match="is closed"):
+        _ = own.model
+
+
+def test_wrong_arguments_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["en=folder"]) == 2
+    assert capsys.readouterr().err.strip().endswith("MODEL en=folder: give SOURCE-TARGET=FOLDER, such as en-de=folder")
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def test_a_process_finishes_what_runs_and_ends(tmp_path: Path) -> None:
+    port, log = free_port(), tmp_path / "log"
+    command = [sys.executable, "-m", "fairseq_plugins.serving.cli", str(FOLDER), "--port", str(port), "--grace", "20"]
+    with open(log, "w") as file, subprocess.Popen(command, stderr=file, stdout=file, cwd=REPOSITORY) as process:
+        try:
+            client = Client(port)
+
+            def is_ready() -> bool:
+                assert process.poll() is None
+                try:
+                    return client.ask("GET", "/ready")[0] == 200
+                except OSError:
+                    return False
+
+            client.wait_until(is_ready, 90)
+            answers = []
+            asked = {"text": f"{SECRET} " * 20, "target": "de", "options": {"min_len": 100}}
+            thread = threading.Thread(target=lambda: answers.append(client.ask("POST", "/v1/translate", asked)))
+            thread.start()
+            client.wait_until(lambda: 'unfinished_sentences{model="en-de"} 0' not in client.get("/metrics") or answers)
+            process.send_signal(signal.SIGTERM)
+            thread.join(30)
+            assert answers[0][0] == 200 and len(answers[0][2]["translations"][0]["sentences"]) == 20
+            started = time.monotonic()
+            assert process.wait(30) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+            assert time.monotonic() - started < 15
+        finally:
+            process.kill()
+    text = log.read_text()
+    assert "continuous batches" in text and "POST /v1/translate 200" in text and "bicycle" not in text
+    assert "Traceback" not in text and "leaked" not in text

@@ -1,0 +1,118 @@
+"""The page in a real browser: it translates while one types, offline, on a screen and on a phone."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver.support.ui import WebDriverWait
+
+from fairseq_plugins.serving.models import ServedModel
+from tests.pages.browser import NEEDS_BROWSER, TAB, Page
+from tests.pages.conftest import driver  # noqa: F401
+from tests.serving.running import Client
+
+pytestmark = NEEDS_BROWSER
+TEXT = "A man is riding a bicycle in the park."
+CONTROL, ENTER, ESCAPE = "\ue009", "\ue007", "\ue00c"
+
+
+@pytest.fixture
+def page(driver: Any, client: Client) -> Iterator[Page]:  # noqa: F811
+    """The page; afterwards the console must be empty, and all requests must have gone to the server."""
+    driver.get_log("browser")
+    driver.get_log("performance")
+    page = Page(driver)
+    page.look()
+    driver.get("about:blank")
+    driver.get(f"{client.url}/")
+    wait(page, lambda: page.script("return byId('target').value") == "de")
+    yield page
+    assert driver.get_log("browser") == []
+    events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+    urls = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    assert urls and not [url for url in urls if not url.startswith((client.url, "data:", "about:"))]
+
+
+def wait(page: Page, condition: Any) -> None:
+    WebDriverWait(page.driver, 20, 0.03).until(lambda _: condition())
+
+
+def shown(page: Page) -> str:
+    return page.script("return byId('output').textContent")
+
+
+def test_translating_while_one_types(page: Page, served: ServedModel) -> None:
+    assert page.script("return document.activeElement.id") == "text" and page.one("#copy").get_attribute("disabled")
+    typed = ""
+    for part in (TEXT[:20], TEXT[20:], "\n\nTwo dogs play in the snow."):
+        page.press(part, into="#text")
+        typed += part
+        expected = "\n\n".join(served.model.translate(typed.split("\n\n")))
+        wait(page, lambda expected=expected: shown(page) == expected and page.one("#copy").is_enabled())
+    numbers = page.one("#numbers").text
+    assert "drafted tokens accepted" in numbers and "tokens per iteration" in numbers and numbers.endswith(" ms")
+    assert page.one("#count").text == f"{len(typed)} / 4000"
+    page.press(ESCAPE, into="#text")
+    wait(page, lambda: shown(page) == "")
+    assert page.one("#text").get_attribute("value") == "" and page.one("#numbers").text == ""
+
+
+def test_tokens_show_what_was_drafted(page: Page, served: ServedModel) -> None:
+    page.press(TEXT, into="#text")
+    expected = served.model.translate(TEXT, return_scores=True)
+    wait(page, lambda: shown(page) == expected.text)
+    page.one("#tokens").click()
+    assert shown(page) == expected.text and len(page.all("#output .token")) == len(expected.tokens)
+    accepted = len(page.all("#output .token.accepted"))
+    assert accepted + len(page.all("#output .token.own")) == len(expected.tokens)
+    assert page.one("#legend").is_displayed()
+    page.one("#tokens").click()
+    assert not page.all("#output .token") and not page.one("#legend").is_displayed()
+
+
+def test_copying_with_the_keyboard(page: Page, served: ServedModel) -> None:
+    page.driver.execute_cdp_cmd(
+        "Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    )
+    page.press(TEXT, into="#text")
+    wait(page, lambda: page.one("#copy").is_enabled())
+    page.press(CONTROL, ENTER, into="#text")
+    wait(page, lambda: page.one("#copy").text == "Copied")
+    assert page.script("return navigator.clipboard.readText()") == served.model.translate(TEXT)
+
+
+def test_everything_is_reached_with_tab(page: Page) -> None:
+    page.press("People", into="#text")
+    wait(page, lambda: page.one("#copy").is_enabled())
+    reached = []
+    for _ in range(10):
+        page.press_on(TAB)
+        reached.append(page.script("return document.activeElement.id"))
+    assert {"target", "copy", "output", "tokens"} <= set(reached)
+
+
+def test_errors_are_shown_and_pass(page: Page, served: ServedModel) -> None:
+    page.script("byId('text').value = 'Yes. '.repeat(21); byId('text').dispatchEvent(new Event('input'))")
+    wait(page, lambda: "has 21 sentences" in page.one("#error").text)
+    page.driver.get_log("browser")  # the refused request
+    page.press(ESCAPE, into="#text")
+    page.press("People", into="#text")
+    wait(page, lambda: shown(page) == served.model.translate("People"))
+    assert page.one("#error").text == ""
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_it_fits_screens_and_phones(page: Page, tmp_path: Path, width: int, height: int, theme: str) -> None:
+    page.look(width, height, theme)
+    page.press(f"{TEXT} Two dogs play.", into="#text")
+    wait(page, lambda: page.one("#copy").is_enabled())
+    page.one("#tokens").click()
+    size = page.script("return [document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
+    assert size[0] <= width and size[1] <= height
+    for name in ("#text", "#output"):
+        place = page.place(name)
+        assert place["right"] - place["left"] >= 300 and place["bottom"] - place["top"] >= 120
+    page.driver.save_screenshot(str(tmp_path / f"{theme}-{width}.png"))
