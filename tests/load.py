@@ -278,9 +278,8 @@ def speed(server: Server, model: Model, texts: Sequence[str], clients: int, roun
     through = median(lambda row: row[1])
     ratio, serial = median(lambda row: row[1] / row[0]), median(lambda row: row[1] / row[2])
     print(f"translate, batches of 32      {median(lambda row: row[0]):8.1f} sentences/s")
-    print(
-        f"{clients} clients, {size} each         {through:8.1f} sentences/s  {ratio:.2f} of that, {serial:.2f} of one by one"
-    )
+    print(f"{clients} clients, {size} a request   {through:8.1f} sentences/s")
+    print(f"that over batches of 32: {ratio:.2f}, over one request after another: {serial:.2f}")
     idle = sorted(second for row in table for second in row[3])
     loaded = sorted(asyncio.run(open_loop(server.port, bodies, through / size / 2)))
     for name, seconds in (("idle", idle), ("half load", loaded)):
