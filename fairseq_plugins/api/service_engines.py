@@ -40,6 +40,8 @@ class ContinuousEngine:
             generator = model._generators.batch_invariant(max_beam)
             if not isinstance(generator, DraftVerifyGenerator):
                 raise NotNative("fairseq's own search")
+            if generator.samples > 1:
+                raise NotNative("several samples of a sentence")
             generator.stats = RecordedStats(model.decoder)
             self._generator = generator
             _, limits, self._first_token = self._request(model._text.source([]), None)
@@ -163,7 +165,9 @@ class WholeBatches:
                 return []
             first = self._waiting.popleft()
             jobs = [first]
-            for job in list(self._waiting) if first.on_step is None else ():
+            # The noise of sampling depends on a sentence's place in its batch.
+            is_alone = first.on_step is not None or self._model._session.cfg.generation.sampling
+            for job in () if is_alone else list(self._waiting):
                 if len(jobs) == first.search.batch_size:
                     break
                 if job.search == first.search and job.on_step is None:

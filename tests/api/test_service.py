@@ -72,6 +72,16 @@ def test_translations_are_those_of_translate(decoder: str, options: dict[str, An
 
 
 @pytest.mark.parametrize("options", [{}, {"no_compiled_steps": True}])
+def test_samples_are_those_of_translate(options: dict[str, Any]) -> None:
+    own = loaded("gad", sampling=True, sampling_topk=9, seed=3, **options)
+    texts = [text for text in TEXTS if text] * 4
+    expected = [own.translate(text) for text in texts]
+    assert expected != [loaded("greedy").translate(text) for text in texts]
+    with own.service() as service:
+        assert [future.result(60).text for future in map(service.submit, texts)] == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"no_compiled_steps": True}])
 def test_streams(options: dict[str, Any], model: Model) -> None:
     own = loaded("gad", **options) if options else model
     with own.service() as service:
