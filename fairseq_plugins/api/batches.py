@@ -166,5 +166,14 @@ class BatchDecoder:
             score=float(hypothesis["score"]),
             token_scores=hypothesis["positional_scores"].tolist(),
             emitted=emitted[hypothesis.get("sample", 0)] if emitted else None,
+            alignment=self._alignment(tokens, hypothesis["alignment"]),
             alternatives=[self._translation([other], emitted if len(emitted) > 1 else []) for other in others],
         )
+
+    def _alignment(self, tokens: Sequence[int], pairs: Sequence[tuple[int, int]] | Tensor) -> list[int] | None:
+        """Return the source positions of the tokens that are shown, from fairseq's pairs of source and target."""
+        if isinstance(pairs, Tensor):
+            return None  # nothing was aligned
+        eos = self._session.task.target_dictionary.eos()
+        shown = [token not in self._session.stripped for token in tokens if token != eos]
+        return [source for source, target in pairs if shown[target]]

@@ -36,6 +36,7 @@ class Search:
     options: Mapping[str, Any]
     drawing: Mapping[str, Any]  # those of `SamplingOptions` that need a generator of their own
     seed: int
+    alignments: bool
 
     @property
     def samples(self) -> bool:
@@ -76,33 +77,38 @@ class Generators:
         """
         check_names(options, CALL)
         given = {"beam": None, "num_hypotheses": 1, "batch_size": BATCH_SIZE, **check_arguments(options, CallOptions)}
+        aligned = given.pop("alignments", False)
         beam, num_hypotheses, batch_size = (given.pop(name) for name in ("beam", "num_hypotheses", "batch_size"))
         drawing = {**self._drawing, **{name: given.pop(name) for name in _DRAWING if name in given}}
         seed = given.pop("seed", self._seed)
         if drawing["sampling"] and self._spec.build is not None:
             samples = max(beam or 1, num_hypotheses)
-            return Search(samples, num_hypotheses, batch_size, {**self._defaults, **given}, drawing, seed)
+            return Search(samples, num_hypotheses, batch_size, {**self._defaults, **given}, drawing, seed, aligned)
         if not self.searches_beams and beam not in (None, 1):
             raise ConfigurationError(f'beam={beam}: {self._spec.name} keeps one hypothesis; use decoder="fast-beam"')
         size = 1 if not self.searches_beams else _DEFAULT_BEAM if beam is None else beam
         if num_hypotheses > size:
             remedy = "raise beam=" if self.searches_beams else 'use decoder="fast-beam"'
             raise ConfigurationError(f"num_hypotheses={num_hypotheses}: {self._spec.name} keeps {size}; {remedy}")
-        return Search(size, num_hypotheses, batch_size, {**self._defaults, **given}, drawing, seed)
+        return Search(size, num_hypotheses, batch_size, {**self._defaults, **given}, drawing, seed, aligned)
 
     def take(self, search: Search) -> Any:
         """Return an unused generator, set to the options of this call."""
         kind = self._kind(search)
         idle = self._idle.setdefault(kind, [])
-        generator = idle.pop() if idle else self._session.generator(beam=search.beam, nbest=1, **search.drawing)
+        generator = idle.pop() if idle else self._build(search)
         generator.kind = kind
         configure(generator, search)
         return generator
 
+    def _build(self, search: Search) -> Any:
+        alignment = "hard" if search.alignments else None
+        return self._session.generator(beam=search.beam, nbest=1, print_alignment=alignment, **search.drawing)
+
     def _kind(self, search: Search) -> tuple[Any, ...]:
         """Return what a generator is built with."""
         is_any = search.samples and self._spec.build is not None  # draws any number
-        return 1 if is_any else search.beam, *search.drawing.values()
+        return 1 if is_any else search.beam, search.alignments, *search.drawing.values()
 
     def batch_invariant(self, beam: int) -> Any:
         """Return a new generator whose results do not depend on the batch, to the last bit, in fp32 either."""

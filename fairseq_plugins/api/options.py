@@ -58,11 +58,13 @@ class CallOptions(SearchOptions, SamplingOptions, total=False):
         num_hypotheses: hypotheses to return, all but the best as `Translation.alternatives`; default 1.
         batch_size: sentences of similar length decoded together; default 32. Does not change the output of lossless
             decoders.
+        alignments: fill `Translation.alignment`, by another pass of the model; default False.
     """
 
     beam: Count | None
     num_hypotheses: Count
     batch_size: Count
+    alignments: bool
 
 
 class DecoderOptions(TypedDict, total=False):

@@ -20,6 +20,8 @@ class Translation:
             that of iterations. None for fairseq's own search (`decoder="beam"`), which counts nothing.
         alternatives: the next best hypotheses, the best first, as many as `num_hypotheses` asks for besides this one;
             nothing is counted of them, except of samples.
+        alignment: for each of `tokens` the source subword that it attends to most, an index into the model's source
+            without EOS; None unless `alignments` is set.
     """
 
     text: str
@@ -28,6 +30,7 @@ class Translation:
     token_scores: list[float]
     emitted: list[int] | None
     alternatives: list["Translation"] = field(default_factory=list)
+    alignment: list[int] | None = None
 
     @property
     def iterations(self) -> int | None:

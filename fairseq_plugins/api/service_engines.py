@@ -56,8 +56,11 @@ class ContinuousEngine:
         self._thread.start()
 
     def admit(self, job: Job) -> None:
-        if job.search.samples:
-            raise ConfigurationError("sampling=True: is not for single calls of this service; give it to load")
+        default = self._model._generators.search({})
+        if job.search.drawing != default.drawing:
+            raise ConfigurationError("sampling, temperature: are not for single calls of a service; give them to load")
+        if job.search.alignments:
+            raise ConfigurationError("alignments=True: is not for a service; use translate")
         with self._lock, python_errors():
             configure(self._generator, job.search)
             sample, limits, first_token = self._request(job.source, job.drafts)

@@ -117,7 +117,6 @@ def refuse_search_options(args: Any, prefix_allowed_tokens_fn: Any, decoder: str
         "diversity-rate": getattr(args, "diversity_rate", -1) > -1,
         "match-source-len": getattr(args, "match_source_len", False),
         "constraints": getattr(args, "constraints", None),
-        "print-alignment": getattr(args, "print_alignment", None),
         "retain-dropout": getattr(args, "retain_dropout", False),
         "nbest": getattr(args, "nbest", 1) > 1 and not (searches_beams or samples),
         "prefix-allowed-tokens-fn": prefix_allowed_tokens_fn is not None,

@@ -13,6 +13,7 @@ from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
 
+from fairseq_plugins.decoding.alignment import Extract, align
 from fairseq_plugins.decoding.backends import Backend
 from fairseq_plugins.decoding.constraints import Constraints, constraints_of, refuse_unsupported_settings
 from fairseq_plugins.decoding.engine.rows import from_host
@@ -56,6 +57,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         drafter: the trained drafter, whose weights may change too; None without one.
         samples: number of outputs that sampling draws for each sentence; 0 for the best output.
         seed: of sampling.
+        extract_alignment: makes the alignments of `--print-alignment`; None for none.
 
     Raises:
         ConfigurationError: for options that change the output and are not supported here.
@@ -73,6 +75,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         drafter: nn.Module | None = None,
         samples: int = 0,
         seed: int = 1,
+        extract_alignment: Extract | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(models, tgt_dict, **kwargs)
@@ -82,6 +85,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         self.trace = trace
         self.active_sentences = active_sentences
         self.samples, self.seed = samples, seed
+        self.extract_alignment = extract_alignment
         # Numbers the sentences of batches without `id`.
         self.number: Callable[[dict[str, Any]], dict[str, Any]] | None = None
         self.choose = choose
@@ -116,14 +120,14 @@ class DraftVerifyGenerator(SequenceGenerator):
     ) -> Hypotheses:
         started = time.perf_counter()
         request = self.request(sample, prefix_tokens, constraints, bos_token)
-        return self._finish(request[0], self.backend.decode(*request), started, prefix_tokens is not None)
+        return self._finish(request, self.backend.decode(*request), started, prefix_tokens is not None)
 
     def steps(self, sample: dict[str, Any], **kwargs: Any) -> Generator[list[StepOutput], None, Hypotheses]:
         """Decode as `generate` does, and yield each iteration's result for every sentence."""
         started = time.perf_counter()
         request = self.request(sample, **kwargs)
         decoded = yield from self.backend.steps(*request)
-        return self._finish(request[0], decoded, started, False)
+        return self._finish(request, decoded, started, False)
 
     def request(
         self,
@@ -145,8 +149,13 @@ class DraftVerifyGenerator(SequenceGenerator):
         limits = constraints_of(self, sample["net_input"]["src_tokens"], prefix_tokens)
         return sample, limits, self.eos if bos_token is None else bos_token
 
-    def _finish(self, sample: dict[str, Any], decoded: Decoded, started: float, has_prefix: bool) -> Hypotheses:
+    def _finish(
+        self, request: tuple[dict[str, Any], Constraints, int], decoded: Decoded, started: float, has_prefix: bool
+    ) -> Hypotheses:
+        sample, _, first_token = request
         hypotheses = self.hypotheses(decoded.outputs)
+        if self.extract_alignment is not None:
+            align(self.model.models, sample, hypotheses, self.extract_alignment, (self.pad, self.eos), first_token)
         self._record(sample, decoded.emitted, hypotheses, time.perf_counter() - started)
         if self.trace is not None:
             self.trace.write(sample, hypotheses, has_prefix=has_prefix)

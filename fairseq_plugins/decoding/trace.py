@@ -53,6 +53,8 @@ class TracedSentence:
     output: list[int]
     log_probs: list[float | None]  # of each output token
     iterations: list[Iteration]
+    # Of each output token but EOS, the index of the source token that it attends to most: --print-alignment hard.
+    alignment: list[int] | None = None
 
     @property
     def speed_up(self) -> float:
@@ -150,6 +152,9 @@ def _sentence(record: dict[str, Any], trace: Trace) -> TracedSentence:
     fits = isinstance(sentence.id, int) and _are_tokens(sentence.source, source)
     fits = fits and all(_are_tokens(tokens, target) for tokens in (sentence.target or [], sentence.output, *steps))
     fits = fits and sum(len(note.why) for note in iterations) == len(sentence.output) == len(sentence.log_probs)
+    if sentence.alignment is not None:
+        fits = fits and len(sentence.alignment) <= len(sentence.output)
+        fits = fits and _are_tokens(sentence.alignment, len(sentence.source))
     if not (fits and all(map(_is_consistent, iterations))):
         raise ValueError("its fields do not fit each other")
     return sentence

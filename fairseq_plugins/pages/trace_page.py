@@ -109,7 +109,8 @@ def page(
         ratios.append(edit_ratios(sentence, joined))
         eos = trace.target_symbols[sentence.output[-1]] if sentence.output else eos
         reference = None if sentence.target is None else target.number(sentence.target)
-        text = [source.number(sentence.source), reference, target.number(sentence.output), sentence.log_probs]
+        tokens = source.number(sentence.source), reference, target.number(sentence.output)
+        text = [*tokens, sentence.log_probs, *([] if sentence.alignment is None else [sentence.alignment])]
         texts.append(page_json(text))
         iterations.append(
             page_json(

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from fairseq.search import BeamSearch
 from fairseq.search import Sampling as FairseqSampling
-from fairseq.sequence_generator import SequenceGenerator
+from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
 from torch import nn
@@ -156,6 +156,7 @@ class Decoding:
             active_sentences=active,
             samples=samples,
             seed=cfg.seed if isinstance(cfg.seed, int) else 1,
+            extract_alignment=getattr(own, "extract_alignment", None),
         )
         if isinstance(options, ReuseOptions) and (is_one_run or options.drafts is not None):
             generator.drafts = TaskDrafts(options.drafts, task, is_one_run)
@@ -308,8 +309,9 @@ def _precision(cfg: Any) -> Precision:
 
 def _check_own(own: Any, task: Any, spec: MethodSpec, samples: bool) -> None:
     """Raise ConfigurationError for a task whose own generator is not fairseq's beam search, or its sampling."""
-    if type(own) is not SequenceGenerator or type(own.search) is not (FairseqSampling if samples else BeamSearch):
-        kind = type(own) if type(own) is not SequenceGenerator else type(own.search)
+    is_plain = type(own) in (SequenceGenerator, SequenceGeneratorWithAlignment)
+    if not is_plain or type(own.search) is not (FairseqSampling if samples else BeamSearch):
+        kind = type(own.search) if is_plain else type(own)
         raise ConfigurationError(
             f"--decoder {spec.name}: the task {type(task).__name__} decodes with a {kind.__name__}, not with fairseq's "
             "beam search; use --decoder beam"

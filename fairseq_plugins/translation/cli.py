@@ -89,6 +89,8 @@ def get_parser() -> CommandParser:
     decoding("--nbest", type=positive, default=1, metavar="N", help=nbest)
     decoding("--sampling", action="store_true", help="draw --nbest samples of each sentence; --set temperature=0.7 ...")
     decoding("--seed", type=int, metavar="N", help="of --sampling; the same samples for the same lines (default: 1)")
+    aligned = "jsonl: the source subword of each output subword, by attention"
+    decoding("--alignments", action="store_true", help=aligned)
     block = "most tokens in a draft (default: as the drafter was trained)"
     decoding("--block-size", type=positive, metavar="K", help=block)
     other = "any other option of decoding, such as lenpen=0.6 or preset=high-quality; repeatable (docs/options.md)"
@@ -171,13 +173,16 @@ class Translator:
         longest = [max(map(len, line), default=0) + 1 for line in tokens]
         fitting = [index for index, length in enumerate(longest) if length <= model.max_source_tokens]
         sentences = [(before + index, sentence) for index in fitting for sentence, _ in pairs[index]]
+        # By which samples differ; the sentences of a line have numbers far apart.
+        numbers = [before + index + (place << 24) for index in fitting for place in range(len(pairs[index]))]
         drafts = None if self.drafts is None else self.drafts.tokens(sentences, model)
         batch = model.translate_batch(
             [words for index in fitting for words in tokens[index]],
             drafts=drafts,
-            numbers=[before + index for index in fitting],
+            numbers=numbers,
             beam=args.beam,
             num_hypotheses=args.nbest,
+            alignments=args.alignments,
             batch_size=args.batch_size,
         )
         self.total.seconds += model.statistics.seconds
@@ -214,6 +219,8 @@ class Translator:
     def _record(self, translation: Translation) -> dict[str, Any]:
         values = {**_rounded(asdict(translation)), "iterations": translation.iterations}
         alternatives = values.pop("alternatives")
+        if not self.args.alignments:
+            del values["alignment"]
         if self.args.nbest > 1:
             values["alternatives"] = [
                 {name: alternative[name] for name in ("text", "tokens", "score", "token_scores")}
@@ -254,6 +261,8 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
         raise ConfigurationError(f"--nbest {args.nbest}: a line of text is one; add --output-format jsonl")
     if args.split == "sentences" and args.drafts is not None:
         raise ConfigurationError("--split sentences: --drafts are for whole lines; leave one of them out")
+    if args.alignments and args.output_format != "jsonl":
+        raise ConfigurationError("--alignments: a line of text has none; add --output-format jsonl")
     output = None if args.output is None else destination(args.output, "--output")
     if args.input is not None and output is not None and output.path.exists() and output.path.samefile(args.input):
         raise ConfigurationError(f"--output {args.output}: is the file of --input; give another one")

@@ -53,6 +53,15 @@ def test_commands_sample_by_line(model: Model, tmp_path: Path) -> None:
     ]
 
 
+def test_sentences_of_a_line_have_their_own_samples(tmp_path: Path) -> None:
+    source, output = tmp_path / "source", tmp_path / "output"
+    source.write_text("Some week. Some week. Some week. Some week.\n\nSome week.\n", encoding="utf-8")
+    options = [str(CLDR), "--input", str(source), "--output", str(output), "--device", "cpu", "--source-lang", "en"]
+    run([*options, "--sampling", "--set", "temperature=3", "--split", "sentences", "--output-format", "jsonl"])
+    line, _, alone = (json.loads(line) for line in output.read_text(encoding="utf-8").splitlines())
+    assert len({sentence["text"] for sentence in (*line["sentences"], *alone["sentences"])}) == 5
+
+
 @pytest.mark.parametrize("options, named", [({"sampling_topk": 3}, "sampling_topk=3"), ({"seed": "x"}, "seed='x'")])
 def test_mistakes(model: Model, options: dict, named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):

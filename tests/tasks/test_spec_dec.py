@@ -113,7 +113,6 @@ def build_generator(task: SpecDecTask, models: list, **options: Any) -> Any:
     [
         {"nbest": 2},
         {"diverse_beam_groups": 2},
-        {"print_alignment": "hard"},
         {"match_source_len": True},
         {"constraints": "ordered"},
     ],

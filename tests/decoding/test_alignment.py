@@ -1,0 +1,56 @@
+"""Alignments: those of fairseq for the same hypotheses."""
+
+from argparse import Namespace
+
+import pytest
+import torch
+from fairseq.models.transformer_align import TransformerAlignModel
+
+import fairseq_plugins
+from fairseq_plugins.errors import ConfigurationError
+from tests.support import REPOSITORY, make_sample, make_task, make_transformer
+
+
+@pytest.mark.parametrize("kind", ["hard", "soft"])
+@pytest.mark.parametrize("decoder, beam", [("greedy", 1), ("jacobi", 1), ("fast-beam", 3)])
+@pytest.mark.parametrize("reads_all", [False, True])
+def test_alignments_are_fairseqs(kind: str, decoder: str, beam: int, reads_all: bool) -> None:
+    task = make_task(40)
+    models = [make_transformer(task, seed) for seed in ((3, 4) if decoder == "jacobi" else (3,))]
+    for model in models if reads_all else ():
+        model.__class__ = TransformerAlignModel
+        model.full_context_alignment, model.alignment_layer, model.alignment_heads = True, 0, 2
+    sample, found = make_sample(task, [3, 9, 5, 1]), {}
+    for name in ("beam", decoder):
+        task.cfg.decoding_method = name
+        generator = task.build_generator(models, Namespace(beam=beam, print_alignment=kind, max_len_b=12))
+        found[name] = task.inference_step(generator, models, sample)
+    for ours, theirs in zip(found[decoder], found["beam"], strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            assert torch.equal(one["tokens"], other["tokens"])
+            torch.testing.assert_close(one["attention"], other["attention"], rtol=1e-4, atol=1e-5)
+            if kind == "hard":
+                assert one["alignment"] == other["alignment"]
+            else:
+                rows = [torch.tensor([[float(p) for p in row] for row in each["alignment"]]) for each in (one, other)]
+                torch.testing.assert_close(*rows, rtol=0, atol=2e-6)
+
+
+def test_api_gives_the_source_subword_of_each_target_subword() -> None:
+    model = fairseq_plugins.load(REPOSITORY / "checkpoints" / "multi30k.en-de", device="cpu")
+    text = "Two young men are playing football in a park ."
+    translation = model.translate(text, return_scores=True, alignments=True)
+    assert translation.alignment is not None and len(translation.alignment) == len(translation.tokens)
+    assert all(0 <= place < len(model.tokenize(text)) for place in translation.alignment)
+    beam = fairseq_plugins.load(REPOSITORY / "checkpoints" / "multi30k.en-de", decoder="beam", device="cpu")
+    assert beam.translate(text, beam=1, return_scores=True, alignments=True).alignment == translation.alignment
+    assert model.translate(text, return_scores=True).alignment is None
+
+
+def test_models_without_attention_are_named() -> None:
+    task = make_task(40, decoding_method="greedy")
+    model = make_transformer(task, 3)
+    model.decoder.extract_features = lambda *_, **__: (torch.zeros(1), {"attn": [None]})
+    generator = task.build_generator([model], Namespace(print_alignment="hard"))
+    with pytest.raises(ConfigurationError, match="--print-alignment: the model has no attention"):
+        generator.generate([model], make_sample(task, [3]))
