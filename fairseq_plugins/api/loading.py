@@ -26,7 +26,7 @@ from fairseq_plugins.api.options import (
 )
 from fairseq_plugins.api.other_tasks import task_configuration
 from fairseq_plugins.api.spelling import python_errors
-from fairseq_plugins.api.text_tools import set_text_tools
+from fairseq_plugins.api.text_tools import check_text_tools, set_text_tools
 from fairseq_plugins.commands.parsing import check_paths
 from fairseq_plugins.commands.session import Session
 from fairseq_plugins.decoding import methods
@@ -166,6 +166,7 @@ def _load(
             session = Session(cfg, index)
             if models is not None:
                 session.models = models
+            check_text_tools(session, files.subwords)
             model = Model(session, files.languages, threads, partial(load, **_absolute(arguments)))
         if files.subwords is None and tokenizer is None and session.task.source_dictionary is not None:
             _warn_of_subwords(files.data, session.task.source_dictionary.symbols)

@@ -12,6 +12,7 @@ from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPEConfig
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_plugins.api.files import GPT2_FILES, ModelFiles
+from fairseq_plugins.commands.session import Session
 from fairseq_plugins.data.fastbpe_codes import FastBPECodesConfig, is_fastbpe
 from fairseq_plugins.errors import ConfigurationError
 
@@ -62,6 +63,17 @@ def set_text_tools(cfg: DictConfig, files: ModelFiles, tokenizer: str | None) ->
                 moses_no_dash_splits=not splits_dashes,
             )
         )
+
+
+def check_text_tools(session: Session, subwords: str | None) -> None:
+    """Raise ConfigurationError for subwords that cannot be read or cut no text, before the first sentence."""
+    try:
+        _, bpe = session.text_tools
+        if bpe is not None:
+            bpe.encode("A dog.")
+    except (Exception, SystemExit) as error:  # subword-nmt ends the process
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigurationError(f"subwords {subwords}: cannot be read ({reason}); copy the file again") from error
 
 
 @cache

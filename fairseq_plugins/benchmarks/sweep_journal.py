@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from fairseq_plugins.benchmarks.sweep_cells import Cell, Result, Results
 from fairseq_plugins.commands import machine
 from fairseq_plugins.commands.files import lock, sha256, unwritable, write_atomically
+from fairseq_plugins.commands.typed_values import load_json
 from fairseq_plugins.errors import ConfigurationError
 
 
@@ -34,7 +35,7 @@ class Journal:
         self._lines = content.removesuffix("\n").split("\n") if content else []
         for number, line in enumerate(self._lines, 1):
             try:
-                record = json.loads(line)
+                record = load_json(line)
                 cell, result = Cell(**record["cell"]), Result(**record["result"])
                 same = record["circumstances"] == self.circumstances
             except (ValueError, KeyError, TypeError) as error:

@@ -4,12 +4,12 @@ A trace is a file of JSON lines. The first is the header: format, version, decod
 dictionaries. Every other line is a sentence (`TracedSentence`); tokens are indices into these symbols.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fairseq_plugins.commands.typed_values import load_json
 from fairseq_plugins.decoding.methods import DECODERS, METHODS
 from fairseq_plugins.errors import ConfigurationError
 
@@ -99,8 +99,8 @@ def stream_trace(path: str, includes: Callable[[int], bool] | None = None) -> tu
             if includes is not None and not includes(number - 2):
                 continue
             try:
-                yield _sentence(json.loads(line), trace)
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+                yield _sentence(load_json(line), trace)
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise _unreadable(path, number, "not a sentence of a trace", error) from error
 
     return trace, sentences()
@@ -124,7 +124,7 @@ def _lines(path: str) -> Iterator[tuple[int, bytes]]:
 
 def _header(path: str, line: bytes) -> Trace:
     try:
-        header = json.loads(line)
+        header = load_json(line)
         if header["format"] != FORMAT:
             raise ValueError(f"format {header['format']}")
         version = header["version"]
@@ -135,7 +135,7 @@ def _header(path: str, line: bytes) -> Trace:
             if header["decoder"] not in DECODERS:
                 raise ValueError(f"unknown decoder {header['decoder']}")
             return Trace(str(header["decoder"]), dict(header["options"]), *symbols)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise _unreadable(path, 1, "not the header of a trace", error) from error
     raise ConfigurationError(
         f"{path}, line 1: a trace of version {version}, but only version {VERSION} can be read; "

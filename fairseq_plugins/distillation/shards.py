@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_plugins.commands.files import hold, open_own
+from fairseq_plugins.commands.typed_values import load_json
 from fairseq_plugins.errors import ConfigurationError
 
 TOO_LONG = "too-long"
@@ -67,7 +68,7 @@ def read_shard(file: Path) -> tuple[dict[str, Any], list[Sentence]]:
     body, footer = content[: content.rfind(b"\n", 0, -1) + 1], content[content.rfind(b"\n", 0, -1) + 1 :]
     header, sentences, end = _parse(body)
     try:
-        expected = json.loads(footer)
+        expected = load_json(footer)
     except ValueError:
         expected = None
     if header is None or end != len(body) or expected != _footer(len(sentences), hashlib.sha256(body)):
@@ -91,7 +92,7 @@ def _parse(content: bytes) -> tuple[dict[str, Any] | None, list[Sentence], int]:
     """Return the header (None if torn), the whole sentences after it, and the position where these end."""
     end = content.find(b"\n") + 1
     try:
-        header = json.loads(content[:end])
+        header = load_json(content[:end])
     except ValueError:
         header = None
     if not isinstance(header, dict):

@@ -1,11 +1,11 @@
 """Read decoding runs for reports: files of --stats-file, outputs, sources and references."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from fairseq_plugins.commands.typed_values import load_json
 from fairseq_plugins.decoding.stats import SentenceStats
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.metrics.texts import Text, pick, read_text
@@ -27,7 +27,7 @@ class Run:
     def origin(self) -> tuple[str, str] | None:
         """The machine (with the date) and the command; None in statistics of an earlier version."""
         with Path(self.file).open(encoding="utf-8") as lines:
-            run = json.loads(lines.readline()).get("run")
+            run = load_json(lines.readline()).get("run")
         return (run["machine"], run["command"]) if run else None
 
     @property
@@ -69,7 +69,7 @@ def read_stats(file: str) -> dict[int, SentenceStats]:
     sentences: dict[int, SentenceStats] = {}
     for number, line in enumerate(lines, 1):
         try:
-            sentence = _sentence(json.loads(line))
+            sentence = _sentence(load_json(line))
         except (ValueError, TypeError, KeyError) as error:
             reason = f"no field {error}" if isinstance(error, KeyError) else error
             raise ConfigurationError(f"{file}, line {number}: not of --stats-file ({reason}); {REMEDY}") from error

@@ -1,10 +1,10 @@
 """The figure of a sweep: quality over speed."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fairseq_plugins.commands.typed_values import load_json
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages.figures import GREY, LINES, draw, series_style
 
@@ -12,7 +12,7 @@ from fairseq_plugins.pages.figures import GREY, LINES, draw, series_style
 def read_sweep(file: str) -> dict[str, Any]:
     """Read the `sweep.json` of `spec-dec-sweep`; raises ConfigurationError for another file."""
     try:
-        sweep = json.loads(Path(file).read_bytes())
+        sweep = load_json(Path(file).read_bytes())
         if "bleu" not in sweep["cells"][0].keys() & sweep["baselines"]["greedy"].keys():
             raise KeyError("bleu")
     except OSError as error:

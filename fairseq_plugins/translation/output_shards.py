@@ -27,6 +27,7 @@ from fairseq_plugins.commands.files import (
     unwritable,
     write_atomically,
 )
+from fairseq_plugins.commands.typed_values import load_json
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.output import say
 
@@ -133,7 +134,7 @@ class OutputShards:
     def _check_origin(self, made_from: dict[str, Any]) -> int:
         file = self._folder / _ORIGIN
         try:
-            before = json.loads(file.read_text(encoding="utf-8"))
+            before = load_json(file.read_text(encoding="utf-8"))
             count = int(before["parts"])
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(

@@ -1,6 +1,8 @@
 """Errors of `load` for files that do not fit: one line with the argument that named the file."""
 
 import random
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from tests.conftest import Corpus
 from tests.support import REPOSITORY, make_dictionary
 
 MULTI30K = REPOSITORY / "checkpoints" / "multi30k.en-de"
+CLDR = REPOSITORY / "checkpoints" / "cldr.en-de"
 
 
 def test_other_dictionaries(tmp_path: Path) -> None:
@@ -144,3 +147,33 @@ def test_dictionaries_of_subwords_without_their_file_are_a_warning(
         fairseq_plugins.load(verifier=corpus.verifier, data=tmp_path, device="cpu")
         assert len(caplog.records) == warnings
     assert "give the codes or the model as subwords" in caplog.text
+
+
+def _flipped(content: bytes) -> bytes:
+    return content.replace(b"decoder.layers", b"decoder\x97layers")
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("verifier.pt", _flipped),
+        ("verifier.pt", lambda _: (CLDR / "dict.de.txt").read_bytes()),
+        ("verifier.pt", lambda _: (CLDR / "subwords.model").read_bytes()),
+        ("verifier.pt", lambda _: b""),
+        ("drafter.pt", _flipped),
+        ("subwords.model", lambda _: b"[" * 100_000),
+        ("subwords.model", lambda content: content[:1000]),
+        ("subwords.model", lambda _: b""),
+        ("dict.en.txt", lambda content: content.replace(b" ", b"\xff", 1)),
+        ("bpe.codes", lambda _: b"a b\n\nc d\n"),
+    ],
+)
+def test_damaged_files_are_named(file: str, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    """A damaged file lets libraries fail in any way, some of them only at the first sentence."""
+    folder = shutil.copytree(CLDR, tmp_path / "model.en-de")
+    (folder / "README.md").unlink()  # which has the hashes of the files
+    if file == "bpe.codes":
+        (folder / "subwords.model").rename(folder / file)
+    (folder / file).write_bytes(damage((folder / file).read_bytes()))
+    with pytest.raises(ConfigurationError, match=f"^[^\\n]*{file}[^\\n]*$"):
+        fairseq_plugins.load(folder, device="cpu")
