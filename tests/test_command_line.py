@@ -45,7 +45,7 @@ DECODERS = [
     ("gad++ --top-beta 1 --tau 0.0000001 --drafter-path {drafter}", 1.6),
     ("jacobi", 1.0),
     ("gad --fixed-width --drafter-path {drafter} --active-sentences 3", 1.6),
-    ("hgj --block-size 4 --jacobi-pool", 1.03),
+    ("hgj --fixed-width --block-size 4 --jacobi-pool", 1.03),
 ]
 
 
@@ -275,11 +275,11 @@ def test_input_guided_decoding_of_a_joined_dictionary(corpus: Corpus, tmp_path: 
     expected = hypotheses(stock.stdout)
     assert len(expected) == 36
     iterations = {}
-    for decoder in ("greedy", "iad", "jacobi --jacobi-init source"):
+    for decoder in ("greedy", "iad --fixed-width", "jacobi --jacobi-init source"):
         ours = run_in_process("generate", f"{options} --task spec_dec --decoder {decoder}")
         assert hypotheses(ours.stdout) == expected
         iterations[decoder] = int(re.findall(r"(\d+) iterations", ours.stderr)[-1])
-    assert iterations["iad"] < iterations["greedy"]
+    assert iterations["iad --fixed-width"] < iterations["greedy"]
     lines = "".join((tmp_path / "test.src").read_text().splitlines(keepends=True)[:4])
     asked = run_in_process("interactive", f"{options} --task spec_dec --decoder iad --buffer-size 7", input=lines)
     assert hypotheses(asked.stdout) == {number: expected[number] for number in range(4)}

@@ -30,12 +30,13 @@ export LOCK=$cells/.lock
 # count CELL MODEL DECODER OPTIONS...
 count() { measure "$cells/$SUBSET-$1" "$1" "$2" --batch-size "$DECODING_BATCH" --decoder "${@:3}"; }
 
-# count_all PREFIX MODEL OPTIONS...: count for greedy and all Jacobi decoders, without and with the pool
+# count_all PREFIX MODEL OPTIONS...: count for greedy and all Jacobi decoders, without and with the pool. Iterations are
+# counted, so every position is verified.
 count_all() {
     local pool options
     count "$1greedy" "$2" greedy
     for pool in "" -pool; do
-        options=("${@:3}" ${pool:+--jacobi-pool})
+        options=(--fixed-width "${@:3}" ${pool:+--jacobi-pool})
         count "$1jacobi$pool" "$2" jacobi "${options[@]}"
         count "$1gs-jacobi$pool" "$2" gs-jacobi --block-size "$BLOCK_SIZE" "${options[@]}"
         count "$1hybrid-jacobi$pool" "$2" hybrid-jacobi --block-size "$BLOCK_SIZE" "${options[@]}"

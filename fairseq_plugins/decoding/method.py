@@ -168,3 +168,12 @@ def flag(name: str) -> str:
 def plain(value: Any) -> Any:
     """Return a value of the task's configuration, an enumeration as text."""
     return str(value) if isinstance(value, Enum) else value
+
+
+def fixed_width_option() -> Any:
+    """Declare --fixed-width, for methods whose drafts a policy chooses."""
+    return option(
+        False,
+        "draft in every iteration and verify all drafted tokens, as in the papers. Without it, on a CPU, a policy "
+        "drafts only where that saves time, and verifies only tokens that are likely enough to be accepted",
+    )

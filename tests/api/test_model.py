@@ -31,7 +31,7 @@ CAPTIONS = ["A man is riding a bicycle.", "Two dogs play in the snow near a red 
 @pytest.fixture(scope="module")
 def model() -> Model:
     """Error correction with `iad`."""
-    return fairseq_plugins.load(UA_GEC, decoder="iad", device="cpu")
+    return fairseq_plugins.load(UA_GEC, decoder="iad", device="cpu", fixed_width=True)
 
 
 @pytest.fixture(scope="module")

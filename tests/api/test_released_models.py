@@ -30,7 +30,7 @@ def test_released_verifier_converges_early() -> None:
     for name in ("verifier.pt", "jacobi.pt"):
         greedy = fairseq_plugins.load(MULTI30K, verifier=MULTI30K / name, decoder="greedy", device="cpu")
         jacobi = fairseq_plugins.load(
-            MULTI30K, verifier=MULTI30K / name, decoder="jacobi", jacobi_init="unk", device="cpu"
+            MULTI30K, verifier=MULTI30K / name, decoder="jacobi", jacobi_init="unk", fixed_width=True, device="cpu"
         )
         assert jacobi.translate(CAPTIONS) == greedy.translate(CAPTIONS)
         tokens[name] = jacobi.statistics.mean_accepted_tokens or 0

@@ -46,13 +46,13 @@ from tests.support import Options, ids, make_args, make_drafter, make_sample, ma
         ({"decoding_method": "gad", "iad_fallback": "gad"}, "--iad-fallback gad: is for --decoder reuse, iad, not gad"),
         ({"decoding_method": "gad", "iad_lookup": "recent"}, "--iad-lookup recent: is for --decoder iad, not gad"),
         (
-            {"decoding_method": "iad", "fixed_width": True},
-            "--fixed-width: is for --decoder gad, blockwise, reuse, not iad",
+            {"decoding_method": "greedy", "fixed_width": True},
+            "--fixed-width: is for --decoder gad, blockwise, reuse, iad, jacobi, gs-jacobi, hybrid-jacobi, not greedy",
         ),
         ({"decoding_method": "iad", "draft_vocabulary": 0.5}, "--draft-vocabulary 0.5: .*add --iad-fallback gad"),
         (
             {"decoding_method": "gad++", "tau": 1.0, "fixed_width": True},
-            "--fixed-width: is for --decoder gad, blockwise, reuse, not",
+            "--fixed-width: is for --decoder gad, blockwise, reuse, .*, not gad",
         ),
         (
             {"decoding_method": "iad", "jacobi_pool": True},

@@ -16,7 +16,7 @@ from fairseq_plugins.decoding.drafters.vocabulary import DEFAULT_SHARE, draft_vo
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
 from fairseq_plugins.decoding.engine.native import NotNative
 from fairseq_plugins.decoding.engine.weights import is_small, linear, read_decoder_layer, without_query
-from fairseq_plugins.decoding.method import MethodContext, MethodOptions, option
+from fairseq_plugins.decoding.method import MethodContext, MethodOptions, fixed_width_option, option
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat, dictionary_fingerprint
@@ -34,7 +34,7 @@ class TrainedDrafterOptions(MethodOptions):
     )
     fp32_drafts: bool = option(
         False,
-        "CPU: draft in fp32. Without it, processors with AVX2 or AVX-512 draft with int8 weights where that is faster. "
+        "CPU: draft in fp32. Without it, the drafter's weights and inputs are rounded to int8, which is faster. "
         "Drafts are verified in fp32, so only the output of gad++ may differ",
         ignored_by_other_methods=True,
     )
@@ -185,6 +185,7 @@ class FallbackOptions(TrainedDrafterOptions):
     iad_fallback: ChoiceEnum(["none", "gad"]) = option(  # type: ignore[valid-type]
         "none", "drafter for iterations with nothing to copy; gad is the model of --drafter-path"
     )
+    fixed_width: bool = fixed_width_option()
 
 
 def has_fallback(options: FallbackOptions) -> bool:

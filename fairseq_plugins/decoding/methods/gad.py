@@ -14,7 +14,15 @@ from fairseq_plugins.decoding.drafters.trained import (
     trained_drafter,
 )
 from fairseq_plugins.decoding.engine.native import NotNative
-from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, draft_and_verify, option
+from fairseq_plugins.decoding.method import (
+    Method,
+    MethodContext,
+    MethodSpec,
+    NativeMethod,
+    draft_and_verify,
+    fixed_width_option,
+    option,
+)
 from fairseq_plugins.decoding.search.rules import TopBeta
 from fairseq_plugins.errors import ConfigurationError
 
@@ -26,11 +34,7 @@ PRESETS = {"high-quality": (3, 1.0), "high-efficiency": (5, 3.0)}
 class ExactOptions(TrainedDrafterOptions):
     """Options of `gad`."""
 
-    fixed_width: bool = option(
-        False,
-        "draft in every iteration and verify all drafted tokens, as in the papers. Without it, on a CPU, a policy "
-        "drafts only where that saves time, and verifies only tokens that are likely enough to be accepted",
-    )
+    fixed_width: bool = fixed_width_option()
 
 
 @dataclass(frozen=True)

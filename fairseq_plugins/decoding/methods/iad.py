@@ -15,6 +15,8 @@ from fairseq_plugins.decoding.drafters.trained import (
 )
 from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, draft_and_verify, option
 
+_MAX_WIDTH = 64  # most tokens of a draft that the policy chooses
+
 
 @dataclass(frozen=True)
 class SourceCopyOptions(FallbackOptions):
@@ -42,7 +44,8 @@ def _build_native(context: MethodContext, options: SourceCopyOptions) -> NativeM
     weights = replace(context.native_weights, many_rows=True)
     lookup = getattr(weights.module.Lookup, str(options.iad_lookup).upper())
     drafter = weights.module.CopyDrafter(lookup, MAX_MATCH)
-    return NativeMethod(weights, native_with_fallback(drafter, context, options))
+    policy = None if options.fixed_width else weights.module.Policy(_MAX_WIDTH)
+    return NativeMethod(weights, native_with_fallback(drafter, context, options), policy=policy)
 
 
 METHODS = [

@@ -19,6 +19,7 @@ from fairseq_plugins.decoding.method import (
     MethodSpec,
     NativeMethod,
     draft_and_verify,
+    fixed_width_option,
     option,
 )
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_draft
@@ -29,6 +30,8 @@ DEFAULT_BLOCK_SIZE = 5
 DEFAULT_LENGTH = 50
 # Window of Algorithm 1 per source token: the length of the target is unknown.
 _WINDOW_RATIO = 1.5
+# Most tokens of a draft that the policy chooses.
+_MAX_WIDTH = 64
 
 
 def first_window(source: Tensor) -> int:
@@ -171,6 +174,7 @@ class JacobiOptions(MethodOptions):
         "draft what the verifier last predicted after the same token, even in rejected positions, as in lookahead "
         "decoding; most useful with --decoder jacobi, whose window is wide",
     )
+    fixed_width: bool = fixed_width_option()
 
 
 @dataclass(frozen=True)
@@ -227,7 +231,11 @@ def _build_native(context: MethodContext, options: JacobiOptions) -> NativeMetho
         initial=-1 if initial is None else initial,
         pool=len(context.target) if options.jacobi_pool else 0,
     )
-    return NativeMethod(context.native_weights, drafter)
+    width = min(_block(options) or _MAX_WIDTH + 1, _MAX_WIDTH + 1) - 1
+    has_policy = not options.fixed_width and width > 0
+    return NativeMethod(
+        context.native_weights, drafter, policy=context.native_weights.module.Policy(width) if has_policy else None
+    )
 
 
 _JACOBI = MethodSpec(

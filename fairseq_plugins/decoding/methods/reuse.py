@@ -53,10 +53,6 @@ class ReuseOptions(FallbackOptions):
         "raw text with --bpe, else subwords of the target; join several files, each with a draft of every sentence, by "
         "colons",
     )
-    fixed_width: bool = option(
-        False,
-        "verify all copied tokens. Without it, on a CPU, only those likely enough to be accepted (the same output)",
-    )
 
 
 def _check(options: ReuseOptions) -> None:

@@ -76,7 +76,7 @@ def test_help_of_an_option_names_the_methods_that_have_it(option: str) -> None:
 
 def test_shared_options() -> None:
     assert USERS["jacobi_pool"] == ["jacobi", "gs-jacobi", "hybrid-jacobi"]
-    assert USERS["fixed_width"] == ["gad", "blockwise", "reuse"]
+    assert USERS["fixed_width"] == ["gad", "blockwise", "reuse", "iad", *USERS["jacobi_pool"]]
     assert CONFIG["jacobi_pool"].metadata["help"].startswith("jacobi, gs-jacobi, hybrid-jacobi: ")
     # Two methods with an option of one name that means something else.
     shared = CONFIG["top_beta"].metadata["help"]

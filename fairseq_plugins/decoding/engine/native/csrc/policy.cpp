@@ -17,6 +17,10 @@ constexpr double PRIOR_TOKENS = 8;
 constexpr double PRIOR_DRAFTS = 0.1;
 // Cost of drafting beyond the measured one, as a share of a step: bookkeeping and errors of the estimates.
 constexpr double OVERHEAD = 0.02;
+// Number of drafts below which a policy is new, and of sentences that may draft before there are any counts: the prior
+// may be wrong.
+constexpr double NEW = 32;
+constexpr int64_t TRIALS = 2;
 // Rounds of Dinkelbach's method (1967), which converges superlinearly.
 constexpr int ROUNDS = 3;
 
@@ -72,15 +76,18 @@ Plan Policy::best_plan(double sentences) const {
     double rate = greedy_rate;
     for (int round = 0; round < ROUNDS; ++round) {
         auto verified = std::make_shared<std::vector<uint8_t>>(width * BINS);
-        double tokens = 1, seconds = step;
+        double tokens = 1, seconds = step, surviving = 1;
         for (int64_t t = 0; t < width; ++t) {
+            // The prior is optimistic, so that unknown positions are tried. But no more tokens survive at a position
+            // than at the one before.
+            const double drafts = known.drafts[t] + PRIOR_DRAFTS, prior = std::min(PRIOR_DRAFTS / drafts, surviving);
+            surviving = 0;
             for (int bin = 0; bin < BINS; ++bin) {
                 const int64_t i = t * BINS + bin;
+                const double reach = known.drafted[i] / drafts + (bin == BINS - 1 ? prior : 0);
+                surviving += reach * survival[i];
                 if (survival[i] < rate * row_seconds[t]) continue;
                 (*verified)[i] = 1;
-                // The prior is optimistic, so that unknown positions are tried.
-                const double prior = bin == BINS - 1 ? PRIOR_DRAFTS : 0;
-                const double reach = (known.drafted[i] + prior) / (known.drafts[t] + PRIOR_DRAFTS);
                 seconds += sentences * reach * row_seconds[t];
                 tokens += reach * survival[i];
             }
@@ -98,7 +105,7 @@ bool Policy::should_draft(int64_t sentences, int64_t source) {
     std::lock_guard<std::mutex> lock(mutex);
     const double output = source * output_per_source, greedy = output / best.greedy_rate;
     const double drafted = output / best.rate + source * costs.prepare;
-    if (drafted <= greedy) return true;
+    if (drafted <= greedy) return always_drafts || known.drafts[0] > 0 || ++trials <= TRIALS;
     // Drafting for one sentence slows down all sentences of its steps.
     const double loss = (drafted - greedy) * sentences;
     credit = std::min(credit + EXPLORATION * greedy, loss);
@@ -126,6 +133,11 @@ void Policy::learn(const SurvivalCounts& more) {
     }
     unplanned += more.drafts[0];
     if (unplanned >= REPLAN * known.drafts[0]) update_survival();
+}
+
+bool Policy::is_new() const {
+    std::lock_guard<std::mutex> lock(mutex);
+    return known.drafts[0] < NEW;
 }
 
 void Policy::learn_length(double source, double output) {

@@ -76,6 +76,9 @@ public:
     // Adds counts; older ones decay.
     void learn(const SurvivalCounts& more);
 
+    // Whether plans rest on few counts, so that new ones should be added soon.
+    bool is_new() const;
+
     // Adds the source and output lengths of a finished sentence.
     void learn_length(double source, double output);
 
@@ -94,6 +97,7 @@ private:
     std::map<int64_t, Plan> plans;  // by number of sentences, until survival is updated
     double unplanned = 0;           // drafts since that
     double output_per_source = 1, credit = 0;
+    int64_t trials = 0;  // sentences that have drafted before there were counts
     mutable std::mutex mutex;
 };
 

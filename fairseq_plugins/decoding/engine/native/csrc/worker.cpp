@@ -85,7 +85,8 @@ void Worker::iterate() {
     }
     const auto has_ended = [&](int64_t b) { return batch.finished[b] != 0; };
     work.active.erase(std::remove_if(work.active.begin(), work.active.end(), has_ended), work.active.end());
-    const bool is_due = ++iterations % LEARN_AFTER == 0 || work.active.empty();
+    const bool is_new = search.policy && search.policy->is_new();
+    const bool is_due = ++iterations % LEARN_AFTER == 0 || work.active.empty() || is_new;
     if (!profiled_width && is_due) learn();
 }
 

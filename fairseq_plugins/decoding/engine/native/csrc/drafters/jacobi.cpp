@@ -1,12 +1,16 @@
 // Jacobi decoding: drafts the verifier's predictions of the previous iteration (Santilli et al. 2023, Algorithms 1 to
 // 3).
 
+#include <algorithm>
 #include <cmath>
 
 #include "drafters.h"
 
 namespace spec_dec {
 namespace {
+
+// Initial survival for the policy of all tokens of a draft: the counts of their positions soon replace it.
+constexpr float PROBABILITY = 0.5f;
 
 class JacobiDrafter final : public Drafter {
 public:
@@ -44,7 +48,7 @@ public:
                 int64_t token = predicted >= 0 ? predicted : initial_token(batch, b, length + t);
                 if (options.pool && pools[b][last] >= 0) token = pools[b][last];
                 last = token;
-                if (!work.drafts.add(index, token)) break;
+                if (!work.drafts.add(index, token, t == 0 ? PROBABILITY : 1)) break;
             }
         }
     }
@@ -52,6 +56,7 @@ public:
     void observe(const Work& work) override {
         for (size_t index = 0; index < work.active.size(); ++index) {
             const int64_t b = work.active[index], drafted = work.drafts.count(index), block = blocks[b];
+            if (!work.batch.is_drafted[b]) continue;
             const int64_t* predicted = work.predicted.data() + work.first_row[index];
             // The predictions after the emitted tokens are the next draft.
             for (int64_t t = 0; t < block; ++t) {
