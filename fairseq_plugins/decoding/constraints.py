@@ -1,6 +1,6 @@
 """fairseq's generation options: length limits, unknown-word penalty, given prefixes; and options that are refused."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,40 +112,50 @@ class Constraints:
 def refuse_search_options(args: Any, prefix_allowed_tokens_fn: Any, decoder: str, searches_beams: bool = False) -> None:
     """Raise ConfigurationError for fairseq's generation options `args` that the decoder's search does not support."""
     samples = getattr(args, "sampling", False)
-    refused = {
+    of_beams = {
         "diverse-beam-groups": getattr(args, "diverse_beam_groups", -1) > 0,
         "diversity-rate": getattr(args, "diversity_rate", -1) > -1,
         "match-source-len": getattr(args, "match_source_len", False),
         "constraints": getattr(args, "constraints", None),
+        "nbest": getattr(args, "nbest", 1) > 1 and not samples,
+    }
+    refused = {
         "retain-dropout": getattr(args, "retain_dropout", False),
-        "nbest": getattr(args, "nbest", 1) > 1 and not (searches_beams or samples),
         "prefix-allowed-tokens-fn": prefix_allowed_tokens_fn is not None,
     }
-    for option, is_set in refused.items():
-        if is_set:
-            raise ConfigurationError(
-                f"--{option}: is not supported by --decoder {decoder}; leave it out or use --decoder beam"
-            )
+    for options, remedy in ({} if searches_beams else of_beams, "fast-beam"), (refused, "beam"):
+        for option, is_set in options.items():
+            if is_set:
+                raise ConfigurationError(
+                    f"--{option}: is not supported by --decoder {decoder}; leave it out or use --decoder {remedy}"
+                )
+    groups, beam = getattr(args, "diverse_beam_groups", -1), getattr(args, "beam", 5)
+    if groups > 0 and beam % groups:
+        raise ConfigurationError(f"--diverse-beam-groups {groups}: must divide --beam {beam}")
 
 
 def refuse_unsupported_settings(generator: Any, searches_beams: bool) -> None:
     """Raise ConfigurationError for settings of a `SequenceGenerator` that change the output here."""
     for is_set, option in (
-        (generator.beam_size > 1 and not searches_beams, "--beam above 1"),
+        (generator.beam_size > 1, "--beam above 1"),
         (generator.lm_model is not None, "--lm-path"),
         (generator.match_source_len, "--match-source-len"),
-        (generator.token_indices_to_suppress is not None, "tokens_to_suppress"),
     ):
-        if is_set:
-            raise ConfigurationError(f"{option} is not supported by this decoder; use --decoder beam")
+        if is_set and not searches_beams:
+            raise ConfigurationError(f"{option} is not supported by this decoder; use --decoder fast-beam")
+    if generator.token_indices_to_suppress is not None:
+        raise ConfigurationError("tokens_to_suppress is not supported by this decoder; use --decoder beam")
 
 
-def constraints_of(generator: Any, source: Tensor, prefix: Tensor | None) -> Constraints:
+def constraints_of(generator: Any, net_input: Mapping[str, Any], prefix: Tensor | None) -> Constraints:
     """Return the constraints of a batch, from a generator's settings, sources [B, S] and given prefixes [B, P].
 
     Raises ConfigurationError for a minimum length above the maximum.
     """
-    max_len = min(int(generator.max_len_a * source.size(1) + generator.max_len_b), generator.max_len - 1)
+    width = net_input["src_tokens"].size(1)
+    max_len = min(int(generator.max_len_a * width + generator.max_len_b), generator.max_len - 1)
+    if generator.match_source_len:
+        max_len = int(net_input["src_lengths"].max())
     if generator.min_len > max_len:
         raise ConfigurationError(
             f"--min-len {generator.min_len}: longer than the longest output allowed ({max_len}); "

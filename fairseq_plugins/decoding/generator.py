@@ -138,7 +138,9 @@ class DraftVerifyGenerator(SequenceGenerator):
     ) -> tuple[dict[str, Any], Constraints, int]:
         """Return the arguments of `Backend.decode`; raise ConfigurationError for unsupported options."""
         if constraints is not None:
-            raise ConfigurationError("--constraints is not supported by this decoder; use --decoder beam")
+            if not self.search.supports_constraints:
+                raise ConfigurationError("--constraints: are not for this search; use --decoder fast-beam")
+            sample = {**sample, "constraints": constraints}
         if self.number is not None:
             sample = self.number(sample)
         if self.drafts is not None:
@@ -146,7 +148,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         if self.samples:
             sample = with_samples(sample, self.samples, self.seed)
             prefix_tokens = None if prefix_tokens is None else prefix_tokens.repeat_interleave(self.samples, 0)
-        limits = constraints_of(self, sample["net_input"]["src_tokens"], prefix_tokens)
+        limits = constraints_of(self, sample["net_input"], prefix_tokens)
         return sample, limits, self.eos if bos_token is None else bos_token
 
     def _finish(

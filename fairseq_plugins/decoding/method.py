@@ -15,6 +15,7 @@ from fairseq_plugins.decoding.engine.kernel_weights import KernelWeights
 from fairseq_plugins.decoding.sampling import Sampling
 from fairseq_plugins.decoding.search import GreedySearch, Search
 from fairseq_plugins.decoding.search.rules import Rule, exact
+from fairseq_plugins.decoding.search.strategy import SearchStrategy
 from fairseq_plugins.decoding.verifier import Verifier, VerifierProtocol
 from fairseq_plugins.models.block_nat import BlockNat
 
@@ -89,6 +90,7 @@ class MethodContext:
     counts_survival: bool = False  # always draft and verify full blocks, and count accepted tokens
     no_repeat_ngram_size: int = 0
     sampling: Sampling | None = None  # draws tokens; None for the best ones
+    strategy: SearchStrategy | None = None  # another beam search of fairseq's
 
     @property
     def native_weights(self) -> KernelWeights:

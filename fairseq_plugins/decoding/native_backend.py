@@ -143,6 +143,8 @@ def _refusal(spec: MethodSpec, context: MethodContext, is_traced: bool) -> str |
         return "--trace-file needs scores of rejected tokens, which the kernels do not compute"
     if context.no_repeat_ngram_size:
         return "--no-repeat-ngram-size"
+    if context.strategy is not None:
+        return f"{context.strategy.option}: fairseq's own search object chooses"
     if len(context.models) > 1:
         return "an ensemble of several models"
     if spec.build_native is None:

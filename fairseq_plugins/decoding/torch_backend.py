@@ -78,6 +78,12 @@ class TorchBackend:
             raise ConfigurationError("--active-sentences: is not supported with --prefix-size; leave one of them out")
         device = sample["net_input"]["src_tokens"].device
         delays_removal = self.method.verifier.engine.has_graphs(device)
+        strategy = getattr(self.method.verifier, "strategy", None)
+        if strategy is not None:
+            # fairseq's search objects need the sentences of a batch in step.
+            delays_removal = False
+            if self.active_sentences:
+                raise ConfigurationError(f"--active-sentences: is not supported with {strategy.option}; leave one out")
         return Batch(sample, constraints, first_token, self.active_sentences, self.beam, delays_removal)
 
     def _loop(self, batch: Batch) -> Iterator[Advance | BeamAdvance]:

@@ -65,6 +65,7 @@ class ModelEnsemble:
     ) -> None:
         self.engine = engine
         self.sampling = sampling
+        self.beam = beam
         self.encoders = [FusedEncoder(model.encoder, engine) for model in models]
         self.decoders: list[CachedDecoder] = [cached_decoder(model.decoder, engine, beam=beam) for model in models]
         self.temperature = temperature

@@ -154,7 +154,7 @@ class _System:
         self.verifier = verifier
         tokens = sample["net_input"]["src_tokens"]
         self.source = tokens[0][tokens[0] != generator.pad]
-        self.constraints = constraints_of(generator, tokens, None)
+        self.constraints = constraints_of(generator, sample["net_input"], None)
         self.max_len = self.constraints.max_len
         self.initial = initial
         self.verifier.start(sample)

@@ -31,6 +31,7 @@ from fairseq_plugins.decoding.method import MethodContext, MethodOptions, Method
 from fairseq_plugins.decoding.methods.reuse import ReuseOptions
 from fairseq_plugins.decoding.profile import Profile
 from fairseq_plugins.decoding.sampling import Sampling
+from fairseq_plugins.decoding.search.strategy import OPTIONS, SearchStrategy
 from fairseq_plugins.decoding.search_numbers import check_search_numbers
 from fairseq_plugins.decoding.stats import DecodingStats
 from fairseq_plugins.decoding.trace_writer import Tracer, TraceWriter, check_traceable
@@ -139,6 +140,7 @@ class Decoding:
             counts_survival=self.counts_survival,
             no_repeat_ngram_size=_repeat_ngram_size(own),
             sampling=_sampling(own) if samples else None,
+            strategy=_strategy(own, samples > 0),
         )
         check_fit(spec, options, context)
         label = f"{spec.name} int8 (lossy: weights rounded)" if cfg.int8 else spec.name
@@ -310,7 +312,8 @@ def _precision(cfg: Any) -> Precision:
 def _check_own(own: Any, task: Any, spec: MethodSpec, samples: bool) -> None:
     """Raise ConfigurationError for a task whose own generator is not fairseq's beam search, or its sampling."""
     is_plain = type(own) in (SequenceGenerator, SequenceGeneratorWithAlignment)
-    if not is_plain or type(own.search) is not (FairseqSampling if samples else BeamSearch):
+    searches = {FairseqSampling} if samples else {BeamSearch, *(OPTIONS if spec.searches_beams else ())}
+    if not is_plain or type(own.search) not in searches:
         kind = type(own.search) if is_plain else type(own)
         raise ConfigurationError(
             f"--decoder {spec.name}: the task {type(task).__name__} decodes with a {kind.__name__}, not with fairseq's "
@@ -333,6 +336,12 @@ def samples_of(args: Any) -> int:
 def _sampling(own: SequenceGenerator) -> Sampling:
     search = own.search
     return Sampling(max(search.sampling_topk, 0), max(search.sampling_topp, 0.0), own.temperature)
+
+
+def _strategy(own: SequenceGenerator, samples: bool) -> SearchStrategy | None:
+    """Return fairseq's search and its language model, None for plain beam search."""
+    search = None if samples or type(own.search) is BeamSearch else own.search
+    return None if search is None and own.lm_model is None else SearchStrategy(search, own.lm_model, own.lm_weight)
 
 
 def _repeat_ngram_size(own: Any) -> int:
@@ -369,6 +378,10 @@ def generator_like(
         no_repeat_ngram_size=context.no_repeat_ngram_size,
         eos=own.eos,
         symbols_to_strip_from_output=own.symbols_to_strip_from_output,
+        match_source_len=own.match_source_len,
+        lm_model=own.lm_model,
+        lm_weight=own.lm_weight,
+        search_strategy=own.search,
         **more,
     )
 

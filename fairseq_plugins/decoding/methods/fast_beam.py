@@ -1,10 +1,12 @@
 """fairseq's beam search on our engine."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fairseq_plugins.decoding.engine.encoder import EncoderOut
 from fairseq_plugins.decoding.engine.graph_capture import Outputs
 from fairseq_plugins.decoding.engine.graphed_decoder import GraphedDecoder
 from fairseq_plugins.decoding.engine.layout import BeamLayout
@@ -12,6 +14,7 @@ from fairseq_plugins.decoding.engine.native import NotNative
 from fairseq_plugins.decoding.method import Method, MethodContext, MethodOptions, MethodSpec, NativeMethod
 from fairseq_plugins.decoding.methods.greedy import NoDrafter
 from fairseq_plugins.decoding.search.beam import BeamSearch, best_candidates, select_candidates, select_on_device
+from fairseq_plugins.decoding.search.strategy import SearchStrategy
 from fairseq_plugins.decoding.state import Beams, DecodingState, Draft, Selection
 from fairseq_plugins.decoding.verifier import ModelEnsemble
 
@@ -19,17 +22,32 @@ from fairseq_plugins.decoding.verifier import ModelEnsemble
 class BeamVerifier(ModelEnsemble):
     """Runs the last token of every hypothesis and selects continuations of every sentence."""
 
+    strategy: SearchStrategy | None = None  # another search of fairseq's; None for plain beam search
+
     def verify(self, state: DecodingState, draft: Draft) -> Selection:
         """Return the continuations by one token; the draft is empty."""
         beams, limits, decoder = state.beams, state.constraints, self.decoders[0]
         assert beams is not None
         layout = BeamLayout(state.lengths, state.span, beams.size, beams.beam_ancestors)
         is_plain = len(self.decoders) == 1 and limits.prefix is None and not limits.no_repeat_ngram_size
+        is_plain &= self.strategy is None
         is_plain &= _has_enough(len(decoder.decoder.dictionary), beams.size)
         if isinstance(decoder, GraphedDecoder) and is_plain:
             return self._verify_and_select(decoder, state, beams, layout)
-        candidates = best_candidates(state, self.log_probs(state.last_tokens()[:, 0], layout))
-        return select_candidates(candidates, beams.scores, beams.ignored, limits.eos)
+        candidates = best_candidates(state, self.log_probs(state.last_tokens()[:, 0], layout), self.strategy)
+        return select_candidates(candidates, beams.scores, beams.ignored, limits.eos, self.strategy)
+
+    def start(self, sample: dict[str, Any]) -> EncoderOut:
+        """Begin a batch: see `VerifierProtocol`."""
+        if self.strategy is not None:
+            self.strategy.start(sample, self.beam)
+        return super().start(sample)
+
+    def select_rows(self, rows: Tensor) -> None:
+        """Keep only these sentences [B'], indices into the current batch."""
+        if self.strategy is not None:
+            self.strategy.select_rows(rows)
+        super().select_rows(rows)
 
     def _verify_and_select(
         self, decoder: GraphedDecoder, state: DecodingState, beams: Beams, layout: BeamLayout
@@ -67,6 +85,7 @@ def _has_enough(vocabulary: int, beam: int) -> bool:
 
 def _build(context: MethodContext, options: MethodOptions) -> Method:
     verifier = BeamVerifier(context.models, context.engine, context.temperature, beam=context.beam)
+    verifier.strategy = context.strategy
     return Method(verifier, NoDrafter(), BeamSearch(context.beam))
 
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.engine.rows import from_host
 from fairseq_plugins.decoding.repetition import forbid_repetition
+from fairseq_plugins.decoding.search.strategy import SearchStrategy
 from fairseq_plugins.decoding.state import BeamAdvance, Beams, Candidates, DecodingState, Draft, Hypothesis, Selection
 from fairseq_plugins.errors import ConfigurationError
 
@@ -81,11 +82,13 @@ def eos_forbidden_error(max_len: int) -> ConfigurationError:
     """Return the error for a longest output at which EOS is forbidden."""
     return ConfigurationError(
         f"--decoder fast-beam: nothing may end after {max_len} tokens, where --max-len-a/b end all; "
-        "look at --no-repeat-ngram-size and at the prefixes of --prefix-size"
+        "look at --no-repeat-ngram-size, --constraints and the prefixes of --prefix-size"
     )
 
 
-def select_candidates(candidates: Candidates, before: Tensor, ignored: Tensor, eos: int) -> Selection:
+def select_candidates(
+    candidates: Candidates, before: Tensor, ignored: Tensor, eos: int, strategy: SearchStrategy | None = None
+) -> Selection:
     """Select the candidates that end and those that continue; `before` and `ignored` are those of `Beams`."""
     size, count = ignored.size(1), candidates.tokens.size(1)
     ends = (candidates.tokens == eos) & (candidates.scores != -torch.inf)
@@ -96,6 +99,8 @@ def select_candidates(candidates: Candidates, before: Tensor, ignored: Tensor, e
     is_unused = candidates.parents < 0
     order = torch.arange(count, device=ends.device) + cannot_continue * (2 * size) + is_unused * (4 * size)
     rank, columns = order.topk(size, largest=False)
+    if strategy is not None:
+        strategy.continued = columns
     first = torch.arange(0, len(before), size, device=ends.device)
     rows = candidates.parents.clamp(min=0) + first[:, None]
     best = candidates.tokens, rows, candidates.scores, candidates.scores - before[rows]
@@ -137,25 +142,32 @@ def _outputs(
     return [(index, outputs[index, rank]) for index, rank in ended]
 
 
-def best_candidates(state: DecodingState, log_probs: Tensor) -> Candidates:
+def best_candidates(state: DecodingState, log_probs: Tensor, strategy: SearchStrategy | None = None) -> Candidates:
     """Return the best 2 * beam continuations of every sentence: half of them may end.
 
     Args:
         state: before the step; all hypotheses of a sentence have the same length.
         log_probs: [R, V] of the token after every hypothesis, averaged over an ensemble; changed in place.
+        strategy: another search of fairseq's; None for plain beam search.
     """
     constraints, beams, span = state.constraints, state.beams, state.span
     assert beams is not None
+    if strategy is not None:
+        strategy.add_language_model(state, log_probs)
     log_probs.masked_fill_(log_probs.isnan(), -torch.inf)
     constraints.apply(log_probs[:, None], state.lengths, span.shortest, span.longest)
     ends = None if constraints.prefix is None else _force(state, log_probs)
     if constraints.no_repeat_ngram_size:
         _forbid_repetition(state, log_probs)
-    total = (log_probs + beams.scores[:, None]).unflatten(0, (-1, beams.size))
+    own, before = log_probs.unflatten(0, (-1, beams.size)), beams.scores.view(-1, beams.size)
     if ends is not None:
         # fairseq copies the first hypothesis of a sentence to all others.
-        total[ends] = total[ends, :1]
-    candidates = _best(total, beams, state.host_lengths[:: beams.size])
+        before = torch.where(ends[:, None], before[:, :1], before)
+        own[ends] = own[ends, :1].clone()
+    if strategy is not None and strategy.search is not None:
+        candidates = strategy.candidates(state, own, before)
+    else:
+        candidates = _best(own + before[:, :, None], beams, state.host_lengths[:: beams.size])
     if ends is not None:
         candidates.parents = candidates.parents.masked_fill(ends[:, None] & (candidates.parents > 0), 0)
     return candidates

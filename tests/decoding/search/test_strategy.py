@@ -1,0 +1,92 @@
+"""fairseq's other beam searches on our engine: the hypotheses of fairseq's own generator."""
+
+from argparse import Namespace
+from typing import Any
+
+import pytest
+import torch
+from fairseq.models.transformer_lm import TransformerLanguageModel, base_lm_architecture
+from fairseq.token_generation_constraints import pack_constraints
+
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.errors import ConfigurationError
+from tests.support import liven, make_args, make_sample, make_task, make_transformer
+
+VOCABULARY = 40
+SEARCHES: dict[str, dict[str, Any]] = {
+    "ordered": {"constraints": "ordered"},
+    "unordered": {"constraints": "unordered"},
+    "groups": {"diverse_beam_groups": 2},
+    "siblings": {"diversity_rate": 0.7},
+    "lengths": {"match_source_len": True},
+    "lm": {"lm_path": "lm"},
+    "groups and lm": {"diverse_beam_groups": 4, "diverse_beam_strength": 1.5, "lm_path": "lm"},
+}
+
+
+def language_model(seed: int = 9) -> Any:
+    task = make_task(VOCABULARY)
+    torch.manual_seed(seed)
+    args = make_args(decoder_layers=1, tokens_per_sample=64, max_target_positions=64)
+    base_lm_architecture(args)
+    args.decoder_output_dim = args.decoder_input_dim = args.decoder_embed_dim
+    task.output_dictionary = task.target_dictionary
+    return liven(TransformerLanguageModel.build_model(args, task))
+
+
+def decoded(decoder: str, options: dict[str, Any], sample: dict[str, Any], models: list, **more: Any) -> list:
+    task = make_task(VOCABULARY, decoding_method=decoder)
+    given = {name: value for name, value in options.items() if name != "lm_path"}
+    extra = {"lm_model": language_model(), "lm_weight": 0.4} if "lm_path" in options else None
+    args = Namespace(beam=4, max_len_b=14, min_len=2, lenpen=0.8, **given)
+    generator = task.build_generator(models, args, extra_gen_cls_kwargs=extra)
+    assert isinstance(generator, DraftVerifyGenerator) == (decoder == "fast-beam")
+    constraints = None
+    if "constraints" in options:
+        words = [[[7, 8], [20]], [], [[5]], [[30, 31, 32], [9], [9]], [[11]]]
+        constraints = pack_constraints([[torch.tensor(phrase) for phrase in phrases] for phrases in words])
+    return generator.generate(models, sample, constraints=constraints, **more)
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_hypotheses_are_fairseqs(search: str) -> None:
+    task = make_task(VOCABULARY)
+    sample = make_sample(task, [3, 9, 5, 1, 7])
+    models = [make_transformer(task, seed) for seed in ((3, 4) if search == "siblings" else (3,))]
+    theirs = decoded("beam", SEARCHES[search], sample, models)
+    ours = decoded("fast-beam", SEARCHES[search], sample, models)
+    for one, other in zip(ours, theirs, strict=True):
+        assert [each["tokens"].tolist() for each in one] == [each["tokens"].tolist() for each in other]
+        for mine, their in zip(one, other, strict=True):
+            torch.testing.assert_close(mine["score"], their["score"], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(mine["positional_scores"], their["positional_scores"], rtol=1e-4, atol=1e-4)
+    plain = decoded("fast-beam", {}, sample, models)
+    assert any(
+        [each["tokens"].tolist() for each in one] != [each["tokens"].tolist() for each in other]
+        for one, other in zip(ours, plain, strict=True)
+    ), "the option has an effect"
+
+
+def test_a_prefix_goes_before_other_searches() -> None:
+    task = make_task(VOCABULARY)
+    sample, models = make_sample(task, [3, 9, 5, 1, 7]), [make_transformer(task, 3)]
+    prefix = torch.tensor([[5, 6], [7, 1], [1, 1], [9, 9], [4, 5]])
+    theirs = decoded("beam", SEARCHES["siblings"], sample, models, prefix_tokens=prefix)
+    ours = decoded("fast-beam", SEARCHES["siblings"], sample, models, prefix_tokens=prefix)
+    for one, other in zip(ours, theirs, strict=True):
+        assert [each["tokens"].tolist() for each in one] == [each["tokens"].tolist() for each in other]
+
+
+def test_mistakes_are_named() -> None:
+    task = make_task(VOCABULARY, decoding_method="fast-beam")
+    models, sample = [make_transformer(task, 3)], make_sample(task, [3])
+    with pytest.raises(ConfigurationError, match="--diverse-beam-groups 3: must divide --beam 4"):
+        task.build_generator(models, Namespace(beam=4, diverse_beam_groups=3))
+    constraints = pack_constraints([[torch.tensor([7])]])
+    plain = task.build_generator(models, Namespace(beam=4))
+    with pytest.raises(ConfigurationError, match="--constraints: are not for this search"):
+        plain.generate(models, sample, constraints=constraints)
+    task.cfg.active_sentences = 2
+    held = task.build_generator(models, Namespace(beam=4, diversity_rate=0.5))
+    with pytest.raises(ConfigurationError, match="--active-sentences: is not supported with --diversity-rate"):
+        held.generate(models, sample)
