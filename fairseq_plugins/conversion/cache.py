@@ -7,6 +7,9 @@ from fairseq_plugins.commands.files import cache_folder
 from fairseq_plugins.conversion.convert import convert
 from fairseq_plugins.errors import ConfigurationError
 
+_FORMAT = 2
+"""Number of the converter's output, raised when that changes."""
+
 
 def is_hugging_face(folder: Path) -> bool:
     """Return whether a folder has a model in Hugging Face's format, and none as `load` reads it."""
@@ -23,7 +26,7 @@ def converted(folder: Path) -> Path:
     """
     # A changed file has another size or time, so its model is converted again.
     stamp = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(folder.iterdir())]
-    key = hashlib.sha256(repr((folder.resolve(), stamp)).encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr((_FORMAT, folder.resolve(), stamp)).encode()).hexdigest()[:16]
     target = cache_folder() / f"{folder.resolve().name}.{key}"
     try:
         if not target.is_dir():

@@ -35,6 +35,8 @@ def get_parser() -> CommandParser:
     for side in ("source", "target"):
         language = f"{side} language, for --int8, if the names of files do not tell it"
         parser.add_argument(f"--{side}-lang", metavar="NAME", help=language)
+    ignore = "go on without this setting of generation_config.json, which `load` cannot honour; may be repeated"
+    parser.add_argument("--ignore", action="append", default=[], metavar="SETTING", help=ignore)
     return parser
 
 
@@ -46,12 +48,14 @@ def run(argv: Sequence[str]) -> None:
         raise ConfigurationError(missing_folder(source, "that of a model"))
     if os.path.lexists(target):
         raise ConfigurationError(f"{target}: exists already; give another folder")
+    if args.ignore and not is_hugging_face(source):
+        raise ConfigurationError(f"--ignore {args.ignore[0]}: {source} has no settings of Hugging Face; leave it out")
     if not args.int8:
-        convert(source, target)
+        convert(source, target, args.ignore)
     elif is_hugging_face(source):
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f"{target.name}.fp32.", dir=target.parent) as fp32:
-            convert(source, Path(fp32, "model"))
+            convert(source, Path(fp32, "model"), args.ignore)
             _to_int8(Path(fp32, "model"), target, (None, None))
     else:
         _to_int8(source, target, (args.source_lang, args.target_lang))

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,17 @@ from fairseq_plugins.conversion.weights import fairseq_weights, read_weights
 from fairseq_plugins.errors import ConfigurationError
 
 
-def convert(source: Path, target: Path) -> None:
+def convert(source: Path, target: Path, ignored: Collection[str] = ()) -> None:
     """Write verifier.pt, dict.src.txt, dict.tgt.txt, subwords and load.json for a model in Hugging Face's format.
 
     Args:
         source: folder with config.json, model.safetensors and a tokenizer: Marian, M2M100, NLLB, mBART-50 or BART.
         target: new folder.
+        ignored: names of settings of generation_config.json that shall not count.
 
     Raises:
-        ConfigurationError: for an unsupported model, missing files, a model that cannot be loaded or decode a sentence
-            afterwards, or a folder that exists or cannot be written.
+        ConfigurationError: for an unsupported model, settings that cannot be honoured, missing files, a model that
+            cannot be loaded or decode a sentence afterwards, or a folder that exists or cannot be written.
     """
     if not source.is_dir():
         raise ConfigurationError(missing_folder(source, "one that save_pretrained wrote"))
@@ -36,7 +38,7 @@ def convert(source: Path, target: Path) -> None:
     config = Config(source)
     bpe = byte_level_bpe(source)
     vocabulary, subwords = Vocabulary(source, config, bpe), text_files(source, bpe)
-    settings = settings_of(config, vocabulary)
+    settings = settings_of(config, vocabulary, ignored)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f"{target.name}.partial.", dir=target.parent) as partial:

@@ -79,9 +79,11 @@ class Config:
             raise ConfigurationError(f"{self.file}: no such file; give a folder that save_pretrained wrote")
         generation = folder / "generation_config.json"
         self.values: dict[str, Any] = {}
+        self.own: dict[str, Any] = {}  # those of config.json
         for file in (generation, self.file) if generation.is_file() else (self.file,):
             settings: dict[str, Any] = read_json(file, dict[str, Any])
-            self.values |= {name: value for name, value in settings.items() if value is not None}
+            self.own = {name: value for name, value in settings.items() if value is not None}
+            self.values |= self.own
         try:
             checked(self.values, _Values)
         except ValueError as error:

@@ -2,12 +2,14 @@
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
 from fairseq_plugins.commands.typed_values import read_json
 from fairseq_plugins.conversion.families import Config
+from fairseq_plugins.conversion.generation import generation_options
 from fairseq_plugins.conversion.vocabulary import Vocabulary
 from fairseq_plugins.errors import ConfigurationError
 
@@ -74,16 +76,21 @@ class Settings:
         return options
 
 
-def settings_of(config: Config, vocabulary: Vocabulary) -> Settings:
+def settings_of(config: Config, vocabulary: Vocabulary, ignored: Collection[str] = ()) -> Settings:
     """Return the settings with which `load` decodes as Hugging Face's `generate` does by default.
 
+    Args:
+        config, vocabulary: of the model.
+        ignored: names of settings of generation that shall not count.
+
     Raises:
-        ConfigurationError: for a multilingual model without language tokens.
+        ConfigurationError: for a multilingual model without language tokens, and as `generation_options`.
     """
-    options: dict[str, Any] = {"min_len": 0}
+    options = generation_options(config.file.parent, config.own, ignored)
     if config["model_type"] == "bart":
         options["source_first_token"] = "<s>"
-        if config.values.get("forced_bos_token_id") == config["bos_token_id"]:
+        is_forced = config.values.get("forced_bos_token_id") == config["bos_token_id"]
+        if is_forced and "forced_bos_token_id" not in ignored:
             options["forced_first_token"] = "<s>"
     languages = {}
     if config["model_type"] in ("m2m_100", "mbart"):

@@ -132,6 +132,10 @@ def refuse_search_options(args: Any, prefix_allowed_tokens_fn: Any, decoder: str
     groups, beam = getattr(args, "diverse_beam_groups", -1), getattr(args, "beam", 5)
     if groups > 0 and beam % groups:
         raise ConfigurationError(f"--diverse-beam-groups {groups}: must divide --beam {beam}")
+    if getattr(args, "no_repeat_ngram_size", 0) == 1:
+        raise ConfigurationError(
+            "--no-repeat-ngram-size 1: forbids the end of the sentence, too, which is its first token; give 2 or more"
+        )
 
 
 def refuse_unsupported_settings(generator: Any, searches_beams: bool) -> None:

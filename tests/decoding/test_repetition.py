@@ -91,3 +91,9 @@ def test_fairseqs_own_search_warns_and_a_drafter_alone_refuses(caplog: pytest.Lo
     task = make_task(decoding_method="nat")
     with pytest.raises(ConfigurationError, match="--no-repeat-ngram-size: is not for --decoder nat"):
         task.build_generator([make_drafter(task)], Namespace(no_repeat_ngram_size=3))
+
+
+def test_a_size_of_one_is_refused() -> None:
+    task = make_task(12, decoding_method="greedy")
+    with pytest.raises(ConfigurationError, match="--no-repeat-ngram-size 1: forbids the end of the sentence"):
+        task.build_generator([make_transformer(task, 1)], Namespace(no_repeat_ngram_size=1))

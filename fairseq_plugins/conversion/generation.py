@@ -1,0 +1,130 @@
+"""Settings of generation_config.json: those that `load` honours, and those that it would ignore."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from fairseq_plugins.commands.typed_values import read_json
+from fairseq_plugins.errors import ConfigurationError
+
+_FILE = "generation_config.json"
+
+# Of beam search and sampling, which greedy search does not read; for a drafter of their own; for speed and output.
+_WITHOUT_EFFECT = {
+    *("num_beams", "num_beam_groups", "diversity_penalty", "early_stopping", "num_return_sequences", "low_memory"),
+    *("temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+    *("renormalize_logits", "remove_invalid_values", "use_cache", "cache_implementation", "cache_config"),
+    *("return_legacy_cache", "prefill_chunk_size", "compile_config", "disable_compile", "is_assistant"),
+    *("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
+    *("assistant_early_exit", "assistant_lookbehind", "target_lookbehind"),
+    *("prompt_lookup_num_tokens", "max_matching_ngram_size", "output_attentions", "output_hidden_states"),
+    *("output_scores", "output_logits", "return_dict_in_generate", "transformers_version", "_from_model_config"),
+}
+# Tokens of the model, which the converter reads elsewhere, and lengths.
+_HONOURED = {
+    *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "forced_bos_token_id"),
+    *("forced_eos_token_id", "max_length", "max_new_tokens", "min_length", "min_new_tokens"),
+    *("no_repeat_ngram_size", "length_penalty", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens"),
+}
+# Settings that change the output -> the value that does not.
+_REFUSED: dict[str, Any] = {
+    "do_sample": False,
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "encoder_no_repeat_ngram_size": 0,
+    "exponential_decay_length_penalty": None,
+    "sequence_bias": None,
+    "guidance_scale": None,
+    "forced_decoder_ids": None,
+    "force_words_ids": None,
+    "constraints": None,
+    "penalty_alpha": None,
+    "dola_layers": None,
+    "stop_strings": None,
+    "max_time": None,
+    "token_healing": False,
+    "watermarking_config": None,
+}
+# Older models have these in config.json.
+_OF_CONFIG = {*_HONOURED, *_REFUSED} - {"constraints"}
+
+
+def generation_options(folder: Path, config: dict[str, Any], ignored: Collection[str] = ()) -> dict[str, Any]:
+    """Return the options of `load` for a model's settings of generation.
+
+    Args:
+        folder: of the model, with generation_config.json; without it the settings of config.json count.
+        config: contents of config.json.
+        ignored: names of settings that shall not count.
+
+    Raises:
+        ConfigurationError: for settings that change the output and are not supported, and names in `ignored` that the
+            model does not set.
+    """
+    file, settings = folder / "config.json", {name: config[name] for name in _OF_CONFIG & config.keys()}
+    if (folder / _FILE).is_file():
+        file = folder / _FILE
+        settings = read_json(file, dict[str, Any])
+    settings = {name: value for name, value in settings.items() if value is not None}
+    unknown = sorted(set(ignored) - settings.keys())
+    if unknown:
+        raise ConfigurationError(f"--ignore {unknown[0]}: {file} does not set it; leave it out")
+    settings = {name: value for name, value in settings.items() if name not in ignored}
+    refused = sorted(name for name, value in settings.items() if _changes_output(name, value, config))
+    if refused:
+        options = " ".join(f"--ignore {name}" for name in refused)
+        named = ", ".join(f"{name} {settings[name]!r:.40}" for name in refused)
+        raise ConfigurationError(
+            f"{file}: {named} would not be honoured, and outputs would differ from Hugging Face's; to go on: "
+            f"spec-dec-convert {folder} OUT {options}"
+        )
+    return _options(file, settings)
+
+
+def _changes_output(name: str, value: Any, config: dict[str, Any]) -> bool:
+    """Return whether a setting changes the output in a way that `load` cannot."""
+    if name in _WITHOUT_EFFECT:
+        return False
+    if name in _REFUSED:
+        return value not in (_REFUSED[name], [], {})
+    if name in ("bad_words_ids", "suppress_tokens", "begin_suppress_tokens"):
+        # fairseq never generates the padding.
+        pad = config.get("pad_token_id")
+        return any(token not in (pad, [pad]) for token in value) if isinstance(value, list) else True
+    if name == "no_repeat_ngram_size":
+        return bool(value == 1)
+    if name == "forced_bos_token_id":
+        return not _is_first_token(value, config)
+    if name == "forced_eos_token_id":
+        return value not in (config.get("eos_token_id"), [config.get("eos_token_id")])
+    return name not in _HONOURED
+
+
+def _is_first_token(value: Any, config: dict[str, Any]) -> bool:
+    """Return whether the forced first token is BART's, or a language, which the user gives."""
+    if config.get("model_type") == "bart":
+        return bool(value == config.get("bos_token_id"))
+    return config.get("model_type") in ("m2m_100", "mbart")
+
+
+def _options(file: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the options for lengths, repetitions and the length penalty."""
+    for name in ("max_length", "max_new_tokens", "min_length", "min_new_tokens", "no_repeat_ngram_size"):
+        value = settings.get(name, 0)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ConfigurationError(f"{file}: {name} is {value!r}, not a number of tokens; copy it again")
+    penalty = settings.get("length_penalty", 1.0)
+    if isinstance(penalty, bool) or not isinstance(penalty, (int, float)):
+        raise ConfigurationError(f"{file}: length_penalty is {penalty!r}, not a number; copy it again")
+    # Hugging Face counts the first token of the decoder's input, and EOS.
+    least = max(settings.get("min_length", 0) - 1, settings.get("min_new_tokens", 0), 0)
+    options: dict[str, Any] = {"min_len": least}
+    longest = settings.get("max_new_tokens") or settings.get("max_length", 0) - 1
+    if longest > 0:
+        # A forced EOS is the last of these tokens; fairseq adds it.
+        options["max_len_b"] = longest - 1 if "forced_eos_token_id" in settings else longest
+    if settings.get("no_repeat_ngram_size"):
+        options["no_repeat_ngram_size"] = settings["no_repeat_ngram_size"]
+    if penalty != 1.0:
+        options["lenpen"] = float(penalty)
+    return options
