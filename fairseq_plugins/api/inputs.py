@@ -49,9 +49,14 @@ def check_tokens(tokens: Any) -> None:
     """Raise TypeError for anything but sequences of subwords."""
     _check_sequence(tokens, "tokens")
     for number, words in enumerate(tokens):
-        _check_sequence(words, f"tokens[{number}]")
-        for place, word in enumerate(words):
-            check_string(word, f"tokens[{number}][{place}]")
+        check_words(words, f"tokens[{number}]")
+
+
+def check_words(words: Any, argument: str) -> None:
+    """Raise TypeError for anything but a sequence of strings."""
+    _check_sequence(words, argument)
+    for number, word in enumerate(words):
+        check_string(word, f"{argument}[{number}]")
 
 
 def _check_sequence(tokens: Any, argument: str) -> None:

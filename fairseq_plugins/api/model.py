@@ -19,6 +19,7 @@ from fairseq_plugins.api.inputs import (
     check_choice,
     check_string,
     check_tokens,
+    check_words,
     texts_of,
     warn_of_lines,
 )
@@ -368,6 +369,7 @@ class Model(BatchDecoder):
 
     def detokenize(self, tokens: Sequence[str]) -> str:
         """Join target subwords to raw text, as `translate` does."""
+        check_words(tokens, "tokens")
         return self._text.join(self._text.target(tokens))
 
     def knows(self, token: str) -> bool:

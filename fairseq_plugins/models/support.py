@@ -29,6 +29,8 @@ def unsupported_reason(decoder: nn.Module) -> str | None:
         return "it uses quantization noise on embeddings"
     if not isinstance(decoder.embed_tokens, nn.Embedding):
         return f"its token embedding is a {type(decoder.embed_tokens).__name__} (adaptive inputs?)"
+    if len(decoder.layers) == 0:
+        return "its decoder has no layers"
     for layer in decoder.layers:
         reason = _unsupported_layer(layer)
         if reason is not None:

@@ -135,7 +135,7 @@ class KernelWeights(ABC):
 
     def encoder(self, encoder: FairseqEncoder) -> Any:
         """Convert a fairseq encoder; return None for one that the kernels do not support, which runs in PyTorch."""
-        if not is_known_encoder(encoder):
+        if not is_known_encoder(encoder) or len(encoder.layers) == 0:
             return None
         if encoder.embed_positions is not None and not isinstance(encoder.embed_positions, KNOWN_POSITIONS):
             return None

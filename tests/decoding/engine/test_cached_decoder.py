@@ -22,6 +22,7 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.support import unsupported_reason
 from tests.strategies import TRANSFORMERS, UNSHRUNK, example_count
 from tests.support import (
+    Options,
     ScriptedDrafter,
     always_right,
     always_wrong,
@@ -197,6 +198,14 @@ def _decoder(**options: Any) -> Any:
     return make_transformer(make_task(30), 0, ending=False, **options).decoder
 
 
+@pytest.mark.parametrize("decoder", ["greedy", "iad", "fast-beam"])
+def test_encoder_without_layers(decoder: str) -> None:
+    task = make_task(30)
+    model, sample = make_transformer(task, encoder_layers=0), make_sample(task, [3, 7, 1])
+    output, _ = decode([model], task, sample, Options(decoder), max_len_b=20)
+    assert ids(output) == ids(fairseq_greedy([model], task, sample, max_len_b=20))
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -207,6 +216,7 @@ def _decoder(**options: Any) -> Any:
         (lambda: _decoder(cross_self_attention=True), "--cross-self-attention"),
         (lambda: _decoder(scale_heads=True), "--scale-heads"),
         (lambda: _decoder(scale_fc=True), "--scale-fc"),
+        (lambda: _decoder(decoder_layers=0), "its decoder has no layers"),
     ],
 )
 def test_what_cannot_be_run_is_refused_by_name(make: Any, reason: str) -> None:
