@@ -71,6 +71,11 @@ def quiet_fairseq() -> Iterator[None]:
         logger.setLevel(level)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return "1 sentence", "2 sentences"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def say(line: str) -> None:
     """Print a line on standard error, if it is open: with `2>&-` print would write it among the translations."""
     if sys.stderr is not None:

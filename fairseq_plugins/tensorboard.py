@@ -1,6 +1,6 @@
 """Logs of training for TensorBoard, with fairseq's own `--tensorboard-logdir`.
 
-fairseq logs all metrics of training and validation: glancing_ratio, glancing_accuracy, accuracy, mean_accepted_tokens,
+fairseq logs all metrics of training and validation: glancing_ratio, glancing_accuracy, accuracy, tokens_per_iteration,
 and with the option also accuracy by position (criterions/block_accuracy.py) and calibration error
 (criterions/block_reliability.py). This module adds drafts and verifications of one validation sentence, and the
 reliability diagram. Without the option it does nothing.

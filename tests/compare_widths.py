@@ -94,7 +94,7 @@ class Comparison:
                 for sample in samples:
                     self.session.decode(generator, sample)
                 taken = time.process_time() - began
-                os.write(writer, json.dumps([taken, generator.stats.mean_accepted_tokens]).encode())
+                os.write(writer, json.dumps([taken, generator.stats.tokens_per_iteration]).encode())
             finally:
                 os._exit(0)
         os.close(writer)

@@ -106,7 +106,7 @@ def _make_corpus(folder: Path) -> None:
         "train",
         f"{data} --task spec_dec --arch block_nat {TINY} {TRAINING} --criterion glat_loss --max-update 150 "
         f"--block-size 6 --blocks-per-sentence 3 --share-encoder --verifier-path {verifier}/checkpoint_best.pt "
-        "--best-checkpoint-metric mean_accepted_tokens --maximize-best-checkpoint-metric "
+        "--best-checkpoint-metric tokens_per_iteration --maximize-best-checkpoint-metric "
         f"--save-dir {drafter}",
     )
     (folder / "log").write_text(log.stdout + log.stderr)

@@ -17,7 +17,7 @@ CARDS = (
 def card_rows(card: Path) -> dict[str, dict[str, str]]:
     """Row -> column -> cell, of the table of decoders in a model card."""
     lines = card.read_text(encoding="utf-8").splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith("| decoder ") and "identical" in line)
+    start = next(number for number, line in enumerate(lines) if line.startswith("| decoder ") and "same as" in line)
     header, rows = [cell.strip() for cell in lines[start].split("|")[1:-1]], {}
     for line in lines[start + 2 :]:
         if not line.startswith("|"):
@@ -29,13 +29,13 @@ def card_rows(card: Path) -> dict[str, dict[str, str]]:
 
 def table() -> str:
     """The table as Markdown."""
-    columns = ["identical", "tokens/iteration", "× fairseq", "× CTranslate2", "× greedy"]
-    header = ["model, decoder", "same output", "tokens per iteration", *columns[2:]]
-    lines = [f"| {' | '.join(header)} |", "| --- | --: | --: | --: | --: | --: |"]
+    columns = ["same as beam 1", "same as beam 5", "tokens/iteration", "× fairseq", "× CTranslate2", "× greedy"]
+    header = ["model, decoder", *columns[:2], "tokens per iteration", *columns[3:]]
+    lines = [f"| {' | '.join(header)} |", "| --- | --: | --: | --: | --: | --: | --: |"]
     for folder, name, decoders in CARDS:
         rows = card_rows(REPOSITORY / "checkpoints" / folder / "README.md")
         for row in decoders:
-            lines.append(f"| {name}, {row} | {' | '.join(rows[row][column] for column in columns)} |")
+            lines.append(f"| {name}, {row} | {' | '.join(rows[row].get(column, '-') for column in columns)} |")
     return "\n".join(lines)
 
 

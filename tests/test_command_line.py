@@ -58,7 +58,7 @@ def test_stock_checkpoint_is_decoded_as_by_fairseq(
     ours = generate(corpus, f"--task spec_dec --decoder {decoder} --batch-size {batch_size}")
     assert hypotheses(ours.stdout) == greedy
     assert "with beam=1" in ours.stdout
-    summary = r"36 sentences, \d+ tokens, \d+ iterations, ([\d.]+) mean accepted tokens, [\d.]+ tok"
+    summary = r"36 sentences, \d+ tokens, \d+ iterations, ([\d.]+) tokens per iteration, batch size \d+, [\d.]+ tok"
     summary_line = re.search(summary, ours.stderr)
     assert summary_line is not None and float(summary_line[1]) >= least
 
@@ -210,17 +210,17 @@ def test_overlong_sources_are_handled_by_fairseq(corpus: Corpus) -> None:
 
 
 def test_validation_counts_accepted_tokens(corpus: Corpus) -> None:
-    assert re.search(r"best_mean_accepted_tokens [\d.]+", corpus.training_log)
+    assert re.search(r"best_tokens_per_iteration [\d.]+", corpus.training_log)
     run = run_in_process(
         "validate",
         f"{corpus.data} --path {corpus.drafter} --task spec_dec --verifier-path {corpus.verifier} --valid-subset test "
         "--cpu --batch-size 9 --log-format simple",
     )
     output = run.stdout + run.stderr
-    accepted = float(re.findall(r"mean_accepted_tokens ([\d.]+)", output)[-1])
+    accepted = float(re.findall(r"tokens_per_iteration ([\d.]+)", output)[-1])
     decoder = f"gad --fixed-width --drafter-path {corpus.drafter}"
     decoded = generate(corpus, f"--task spec_dec --decoder {decoder} --batch-size 9")
-    assert accepted == pytest.approx(float(re.findall(r"([\d.]+) mean accepted", decoded.stderr)[-1]), abs=0.01)
+    assert accepted == pytest.approx(float(re.findall(r"([\d.]+) tokens per iteration", decoded.stderr)[-1]), abs=0.01)
 
 
 def test_bleu_of_a_drafter_in_training(corpus: Corpus, tmp_path: Path) -> None:
@@ -242,10 +242,10 @@ def test_blockwise_from_a_stock_checkpoint(corpus: Corpus, greedy: dict[int, str
         f"--identity-first-head --blockwise-heads 3 {TRAINING} --criterion blockwise_loss --max-update 40 "
         f"--save-dir {tmp_path}",
     )
-    validated = float(re.findall(r"valid on .* mean_accepted_tokens ([\d.]+)", log.stdout + log.stderr)[-1])
+    validated = float(re.findall(r"valid on .* tokens_per_iteration ([\d.]+)", log.stdout + log.stderr)[-1])
     last = tmp_path / "checkpoint_last.pt"
     options = "--task spec_dec --decoder blockwise --fixed-width --gen-subset valid"
-    decoded = float(re.findall(r"([\d.]+) mean accepted", generate(corpus, options, last).stderr)[-1])
+    decoded = float(re.findall(r"([\d.]+) tokens per iteration", generate(corpus, options, last).stderr)[-1])
     assert validated == pytest.approx(decoded, abs=0.03) and decoded > 1
     model = tmp_path / "checkpoint_best.pt"
     blockwise = generate(corpus, "--task spec_dec --decoder blockwise --batch-size 7", model)

@@ -105,10 +105,10 @@ def test_bins_are_logged_without_matplotlib(tmp_path: Path, monkeypatch: pytest.
     assert not events.Tags()["images"]
 
 
-def test_mean_accepted_tokens_are_logged(trained: tuple[Path, str]) -> None:
-    values = scalars(read(trained[0] / "valid"), "mean_accepted_tokens")
+def test_tokens_per_iteration_are_logged(trained: tuple[Path, str]) -> None:
+    values = scalars(read(trained[0] / "valid"), "tokens_per_iteration")
     assert len(values) >= 2 and all(1 <= value <= 7 for value in values.values())
-    assert f"mean_accepted_tokens {round(list(values.values())[-1], 3):g} " in trained[1]
+    assert f"tokens_per_iteration {round(list(values.values())[-1], 3):g} " in trained[1]
 
 
 def test_one_sample_per_validation(trained: tuple[Path, str]) -> None:
@@ -141,7 +141,7 @@ def test_no_logs_without_the_option(corpus: Corpus, tmp_path: Path, monkeypatch:
     for name in ("accuracy_by_position", "reliability_counts"):
         monkeypatch.setattr(glat_loss, name, refuse)
     log = train(corpus, tmp_path)
-    assert "accuracy_at" not in log and "calibration_error" not in log and "mean_accepted_tokens" in log
+    assert "accuracy_at" not in log and "calibration_error" not in log and "tokens_per_iteration" in log
     run_in_process("generate", f"{corpus.data} --task spec_dec --decoder greedy --path {corpus.verifier} --cpu")
 
 

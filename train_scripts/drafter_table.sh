@@ -87,7 +87,7 @@ train_one() {
         --dropout "$DROPOUT" --label-smoothing 0.1 --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 \
         --lr "$LR" --lr-scheduler inverse_sqrt --warmup-updates "$WARMUP_UPDATES" --max-tokens "$MAX_TOKENS" --num-workers 1 --seed "$2" \
         --verifier-path "$verifier" --block-size "$BLOCK_SIZE" --src-embedding-copy --skip-invalid-size-inputs-valid-test \
-        --best-checkpoint-metric mean_accepted_tokens --maximize-best-checkpoint-metric $options
+        --best-checkpoint-metric tokens_per_iteration --maximize-best-checkpoint-metric $options
 }
 
 # accept CELL MESSAGE DRAFTER K OPTIONS...: decode the subset

@@ -71,7 +71,7 @@ train_verifier() {
         --label-smoothing 0.1 --dropout "$DROPOUT" --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 --lr "$LR" \
         --lr-scheduler cosine --warmup-updates "$WARMUP_UPDATES" --max-update "$UPDATES" --max-tokens "$MAX_TOKENS" --num-workers 1 \
         --seed "$SEED" --skip-invalid-size-inputs-valid-test \
-        --best-checkpoint-metric mean_accepted_tokens --maximize-best-checkpoint-metric
+        --best-checkpoint-metric tokens_per_iteration --maximize-best-checkpoint-metric
 }
 
 say "Jacobi decoders of $NAME, subset $SUBSET."

@@ -12,7 +12,7 @@ find_trained() {
     done
 }
 
-# measure CELL MESSAGE MODEL OPTIONS...: decode SUBSET of the data; CELL has BLEU, tokens, iterations and mean accepted tokens.
+# measure CELL MESSAGE MODEL OPTIONS...: decode SUBSET of the data; CELL has BLEU, tokens, iterations and tokens per iteration.
 measure() {
     runner measure "$1" "$2" fairseq-generate "$raw" --user-dir fairseq_plugins --task spec_dec --path "$3" --gen-subset "$SUBSET" \
         --remove-bpe sentencepiece --scoring sacrebleu --skip-invalid-size-inputs-valid-test --log-format none "${@:4}"

@@ -74,7 +74,7 @@ class CallStatistics:
     seconds: float = field(default=0.0)
 
     @property
-    def mean_accepted_tokens(self) -> float | None:
+    def tokens_per_iteration(self) -> float | None:
         """Tokens per iteration, the verifier's own included: 1 for greedy decoding. None where nothing was counted."""
         return self.tokens / self.iterations if self.iterations else None
 

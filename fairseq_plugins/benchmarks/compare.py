@@ -27,20 +27,19 @@ from fairseq_plugins.benchmarks.contenders import (
     ON_CPU,
     Contender,
     choose,
-    identity_note,
     lossy_note,
-    reference_contender,
     reference_of,
 )
 from fairseq_plugins.benchmarks.measuring import Plan, Row, bleu_signature, drafting_notes, measure, profiles, speed_up
 from fairseq_plugins.benchmarks.setting import conversions, get_parser, parse
-from fairseq_plugins.benchmarks.tables import baselines, speed_ups
+from fairseq_plugins.benchmarks.tables import baselines, compared_with, identical, same_as, speed_ups
 from fairseq_plugins.commands.cli import run_command
 from fairseq_plugins.commands.files import write_atomically
 from fairseq_plugins.commands.machine import machine
 from fairseq_plugins.commands.session import precision
 from fairseq_plugins.commands.tables import shown, table
 from fairseq_plugins.decoding.profile import Profile
+from fairseq_plugins.output import counted
 
 logger = logging.getLogger("spec-dec-compare")
 
@@ -48,12 +47,13 @@ logger = logging.getLogger("spec-dec-compare")
 def markdown_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
     """Return the rows as a Markdown table that also reads well in a terminal."""
     first, body = batch_sizes[0], []
-    header = ["decoder", "BLEU", "identical"]
+    references = compared_with(rows)
+    header = ["decoder", "BLEU", *map(same_as, references)]
     header += ["at batch 1"] if 1 in batch_sizes else []
     header += ["tokens/iteration", *(f"sent/s, batch {size}" for size in batch_sizes)]
     header += [f"× {name}" for name in speed_ups(rows[0], rows, first)]
     for row in rows:
-        cells = [row.name, shown(row.bleu, ".2f"), f"{row.identical} of {row.sentences}"]
+        cells = [row.name, shown(row.bleu, ".2f"), *identical(row, references)]
         cells += [f"{row.identical_timed[1]} of {row.timed_sentences}"] if 1 in batch_sizes else []
         cells += [shown(row.timed_tokens.get(first), ".2f"), *(shown(row.rate(size), ".1f") for size in batch_sizes)]
         cells += [shown(ratio, ".2f") for ratio in speed_ups(row, rows, first).values()]
@@ -66,11 +66,11 @@ def notes(bench: Bench, contenders: Sequence[Contender], rows: Sequence[Row], pl
     lossless = ", ".join(contender.name for contender in contenders if contender.lossless) or "none"
     kind, first = precision(bench.cfg), "" if bench.sentences is None else "the first "
     return [
-        f"BLEU and identical: subset {bench.subset}, {first}{len(bench.order)} sentences, "
+        f"BLEU and same output: subset {bench.subset}, {first}{counted(len(bench.order), 'sentence')}, "
         f"batch size {bench.batch_size}. "
-        f"Identical: sentences with the token ids of {reference_contender(kind).name}{identity_note(contenders)}.",
+        f"Same as: sentences with the token ids of {' and '.join(compared_with(rows))}.",
         *([f"sacrebleu {bleu_signature()}"] if rows[0].bleu is not None else []),
-        f"Speed on the first {rows[0].timed_sentences} sentences: median of {plan.repeats} alternating runs"
+        f"Speed on the first {counted(rows[0].timed_sentences, 'sentence')}: median of {plan.repeats} alternating runs"
         f"{plan.at_least} after a warm-up, time in the decoder only.",
         f"Lossless by construction: {lossless}.",
         *drafting_notes(rows, contenders, plan.batch_sizes),
@@ -95,10 +95,10 @@ def warn_if_lossy(rows: Sequence[Row], contenders: Sequence[Contender], kind: st
     for row, contender in zip(rows, contenders, strict=True):
         if not contender.lossless or (kind != "fp32" and contender.reference == BEAM_5):
             continue  # fairseq's own beam search in half precision depends on its batches
-        for identical, total in ((row.identical, row.sentences), (row.identical_timed.get(1), row.timed_sentences)):
-            if identical is not None and identical < total:
+        for same, total in ((row.identical, row.sentences), (row.identical_timed.get(1), row.timed_sentences)):
+            if same is not None and same < total:
                 reference = reference_of(contender, kind)
-                different = f"{row.name} differs from {reference} in {total - identical} of {total} sentences"
+                different = f"{row.name} differs from {reference} in {total - same} of {total} sentences"
                 logger.warning("%s; in %s %s", different, kind, can_explain)
 
 

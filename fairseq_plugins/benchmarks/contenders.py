@@ -72,7 +72,7 @@ def _rows(spec: MethodSpec) -> list[Contender]:
 
 # Blockwise is lossless only with the verifier's weights: see `heads_are_lossless`.
 CONTENDERS: tuple[Contender, ...] = (
-    Contender(BEAM_5, "beam", beam=5),
+    Contender(BEAM_5, "beam", beam=5, reference=BEAM_5),
     Contender(BEAM_1, "beam"),
     *[row for spec in METHODS if spec.build is not None for row in _rows(spec)],
 )
@@ -125,12 +125,6 @@ REPLAYED = tuple(
     for contender in (*CONTENDERS, *_INT8)
     if contender.name in _TOKENS
 )
-
-
-def identity_note(contenders: Sequence[Contender]) -> str:
-    """Return a note about rows that are not compared with fairseq's beam 1."""
-    names = ", ".join(contender.name for contender in contenders if contender.reference == BEAM_5)
-    return f" ({names}: of {BEAM_5})" if names else ""
 
 
 def lossy_note(contenders: Sequence[Contender]) -> list[str]:

@@ -9,7 +9,7 @@ import sacrebleu
 from tqdm import tqdm
 
 from fairseq_plugins.benchmarks.bench import Bench, Tokens
-from fairseq_plugins.benchmarks.contenders import GREEDY, Contender, reference_of
+from fairseq_plugins.benchmarks.contenders import BEAM_1, GREEDY, Contender, reference_of
 from fairseq_plugins.benchmarks.gpu_use import GpuUse, gpu_use, graphs_of
 from fairseq_plugins.commands.progress import progress_bar
 from fairseq_plugins.commands.session import precision
@@ -27,12 +27,12 @@ class Row:
     name: str
     beam: int = 1
     bleu: float | None = None
-    identical: int | None = None  # sentences with the reference's ids, whole subset
+    identical: int | None = None  # sentences with the ids of `reference`, whole subset
     sentences: int = 0
     identical_timed: dict[int, int] = field(default_factory=dict)  # the same of the timed sentences, by batch size
     timed_sentences: int = 0
     iterations: float | None = None  # decoder runs per sentence
-    mean_accepted_tokens: float | None = None  # tokens per decoder run
+    tokens_per_iteration: float | None = None  # tokens per decoder run
     timed_tokens: dict[int, float] = field(default_factory=dict)  # the same of the timed runs, by batch size
     seconds: dict[int, list[float]] = field(default_factory=dict)  # batch size -> one entry per repetition
     lossless: bool = False  # by construction
@@ -42,6 +42,7 @@ class Row:
     peak_reserved: dict[int, int] = field(default_factory=dict)  # the same, reserved by PyTorch on a GPU
     on_paper: dict[int, int] = field(default_factory=dict)  # batch size -> bytes of weights and caches, computed
     gpu_use: GpuUse | None = None  # on a GPU, of our decoders
+    reference: str = BEAM_1  # name of the row that the output is compared with
     latencies: list[float] = field(default_factory=list)  # median seconds of every timed sentence at batch size 1
 
     def rate(self, batch_size: int) -> float | None:
@@ -107,11 +108,12 @@ def measure(bench: Bench, contenders: Sequence[Contender], plan: Plan, reference
             bar.set_description(f"quality, {contender.name}", refresh=False)
             generator = bench.generator(contender)
             outputs[row.name], _ = bench.decode(generator, bench.order, bench.batch_size, bar)
-            row.iterations, row.mean_accepted_tokens = iterations(generator, contender, outputs[row.name])
+            row.iterations, row.tokens_per_iteration = iterations(generator, contender, outputs[row.name])
             if references is not None:
                 row.bleu = bleu(bench, outputs[row.name], references)
         for contender, row in zip(contenders, rows, strict=True):
-            expected = outputs[reference_of(contender, precision(bench.cfg))]
+            row.reference = reference_of(contender, precision(bench.cfg))
+            expected = outputs[row.reference]
             row.identical = count_identical(outputs[row.name], expected)
         measure_speed(bench, contenders, rows, plan, timed, warm_up, bar)
     return rows
@@ -201,7 +203,7 @@ def iterations(
     """
     stats = getattr(generator, "stats", None)
     if stats is not None:
-        return stats.iterations / max(stats.sentences, 1), stats.mean_accepted_tokens
+        return stats.iterations / max(stats.sentences, 1), stats.tokens_per_iteration
     if contender.beam == 1:
         return sum(map(len, outputs.values())) / len(outputs), 1.0
     return None, None

@@ -43,7 +43,7 @@ class Result:
     """The measurement of a setting."""
 
     bleu: float  # sacreBLEU of raw text
-    mean_accepted_tokens: float | None  # tokens per iteration; None for beam search
+    tokens_per_iteration: float | None  # tokens per iteration; None for beam search
     iterations: float | None  # per sentence
     sentences: int  # number of decoded sentences
     seconds: float  # in the decoder; median over the repetitions
@@ -56,7 +56,7 @@ class Result:
     @property
     def tokens(self) -> float:
         """Tokens per iteration; 0 if not counted."""
-        return self.mean_accepted_tokens or 0.0
+        return self.tokens_per_iteration or 0.0
 
 
 Results = dict[Cell, Result]

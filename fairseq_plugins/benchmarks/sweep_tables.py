@@ -30,7 +30,7 @@ def table_2(results: Mapping[Cell, Result]) -> str:
     for cell in shown:
         result = every[cell]
         name = cell.baseline or ("GAD" if cell.exact else f"GAD++ (top-{cell.top_beta}, τ = {cell.tau:g})")
-        tokens = "/" if result.mean_accepted_tokens is None else f"{result.tokens:.2f}"
+        tokens = "/" if result.tokens_per_iteration is None else f"{result.tokens:.2f}"
         speed = [f"{result.rate / slowest:.2f}×", f"{result.rate:.1f}"]
         rows.append(["" if name == before else name, cell.block_size or "/", tokens, f"{result.bleu:.2f}", *speed])
         before = name

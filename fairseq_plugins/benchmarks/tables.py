@@ -14,20 +14,42 @@ _MEGABYTE = 1e6
 
 def output_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
     """Return a table of BLEU, sentences with fairseq's ids (all, and timed ones by batch size), and iterations."""
-    header = ["decoder", "lossless", "BLEU", "identical", *_batches(batch_sizes), "iterations", "mean accepted"]
+    references = compared_with(rows)
+    header = ["decoder", "lossless", "BLEU", *map(same_as, references), *_batches(batch_sizes)]
+    header += ["iterations", "tokens/iteration"]
     body = [
         [
             row.name,
             "yes" if row.lossless else "no, int8" if row.lossy else "",
             shown(row.bleu, ".2f"),
-            f"{row.identical} of {row.sentences}",
+            *identical(row, references),
             *(f"{row.identical_timed[size]} of {row.timed_sentences}" for size in batch_sizes),
             shown(row.iterations, ".2f"),
-            shown(row.mean_accepted_tokens, ".2f"),
+            shown(row.tokens_per_iteration, ".2f"),
         ]
         for row in rows
     ]
     return table(body, header)
+
+
+def compared_with(rows: Sequence[Row]) -> list[str]:
+    """Return the names of the rows that others are compared with, in their order; of all if none is."""
+    others = {row.reference for row in rows if row.reference != row.name}
+    return list(dict.fromkeys(row.reference for row in rows if row.reference in others or not others))
+
+
+def same_as(reference: str) -> str:
+    """Return the title of the column of sentences with the reference's ids."""
+    return f"same as {reference.removeprefix('fairseq ')}"
+
+
+def identical(row: Row, references: Sequence[str]) -> list[str]:
+    """Return the cells of `same_as` for these references, one of which a row is compared with."""
+    count = f"{row.identical} of {row.sentences}"
+    return [
+        "reference" if row.name == reference else count if row.reference == reference else "-"
+        for reference in references
+    ]
 
 
 def speed_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:

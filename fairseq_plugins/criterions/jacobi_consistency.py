@@ -180,7 +180,7 @@ class JacobiConsistency(FairseqCriterion):
             )
         if total["iterations"] > 0:
             tokens, iterations = total["tokens"], total["iterations"]
-            metrics.log_scalar("mean_accepted_tokens", tokens / iterations, iterations, round=3)
+            metrics.log_scalar("tokens_per_iteration", tokens / iterations, iterations, round=3)
             metrics.log_scalar("jacobi_iterations", iterations / total["nsentences"], total["nsentences"], round=2)
 
     @staticmethod

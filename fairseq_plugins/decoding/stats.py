@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fairseq_plugins.commands.machine import machine
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
 from fairseq_plugins.decoding.partial_file import PartialFile, was_interrupted
-from fairseq_plugins.output import say
+from fairseq_plugins.output import counted, say
 
 
 @dataclass
@@ -37,6 +37,7 @@ class DecodingStats:
         self.tokens = 0
         self.iterations = 0
         self.seconds = 0.0
+        self.batch_size = 0  # of the largest batch
         # "name: reason".
         self.backend = ""
         # None on a CPU.
@@ -44,7 +45,7 @@ class DecodingStats:
         self._file = None if file is None else PartialFile(file, "--stats-file")
 
     @property
-    def mean_accepted_tokens(self) -> float:
+    def tokens_per_iteration(self) -> float:
         """Tokens per iteration; 1 for greedy decoding (GAD Table 2)."""
         return self.tokens / max(self.iterations, 1)
 
@@ -55,6 +56,7 @@ class DecodingStats:
         self.tokens += sum(sentence.tokens for sentence in batch)
         self.iterations += sum(sentence.iterations for sentence in batch)
         self.seconds += seconds
+        self.batch_size = max([self.batch_size, *(sentence.batch_size for sentence in batch)])
         if self._file is not None:
             run = {"run": {"command": shlex.join(sys.argv), "machine": machine()}} if is_first else {}
             for sentence in batch:
@@ -65,8 +67,9 @@ class DecodingStats:
     def summary(self) -> str:
         """Return the line that ends a run."""
         return (
-            f"{self.decoder}: {self.sentences} sentences, {self.tokens} tokens, {self.iterations} iterations, "
-            f"{self.mean_accepted_tokens:.2f} mean accepted tokens, "
+            f"{self.decoder}: {counted(self.sentences, 'sentence')}, {counted(self.tokens, 'token')}, "
+            f"{counted(self.iterations, 'iteration')}, {self.tokens_per_iteration:.2f} tokens per iteration, "
+            f"batch size {self.batch_size}, "
             f"{self.tokens / max(self.seconds, 1e-9):.1f} tokens/s; {self.backend}"
             + (f"; {self.graphs}" if self.graphs else "")
         )

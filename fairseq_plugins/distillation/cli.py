@@ -23,6 +23,7 @@ from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.decode import decode_shards
 from fairseq_plugins.distillation.merge import check_subset, merge
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.output import counted
 
 NAME = "spec-dec-distill"
 
@@ -105,10 +106,10 @@ def status(argv: Sequence[str]) -> None:
             continue
         whole = [s for s in range(count) if shards.shard_path(folder, subset, s, count).is_file()]
         sentences = sum(len(shards.read_shard(shards.shard_path(folder, subset, s, count))[1]) for s in whole)
-        print(f"{subset}: {len(whole)} of {count} shards finished, with {sentences} sentences")
+        print(f"{subset}: {len(whole)} of {count} shards finished, with {counted(sentences, 'sentence')}")
         for file in shards.shard_files(folder, subset)[count]:
             if file.suffix == ".partial":
-                print(f"  {file.name}: {shards.lines_in(file)} sentences so far")
+                print(f"  {file.name}: {counted(shards.lines_in(file), 'sentence')} so far")
 
 
 def merge_parser() -> CommandParser:

@@ -22,6 +22,7 @@ from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.shards import Sentence, ShardWriter
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import read_checkpoint
+from fairseq_plugins.output import counted
 
 DEFAULT_MAX_TOKENS = 12000
 """Padded source tokens of a batch without --max-tokens and --batch-size, as in fairseq-generate."""
@@ -176,7 +177,7 @@ def decode_shards(cfg: DictConfig, subset: str, shard: int | None, count: int, f
         left = [sentence for sentence in missing if sentence not in writer.done]
         _decode_shard(teacher, dataset, left, writer, f"{subset} {number + 1}/{count}")
         writer.finish()
-        print(f"{files[number]}: {len(writer.done)} sentences", flush=True)
+        print(f"{files[number]}: {counted(len(writer.done), 'sentence')}", flush=True)
 
 
 def _decode_shard(teacher: Teacher, dataset: Any, numbers: list[int], writer: ShardWriter, name: str) -> None:

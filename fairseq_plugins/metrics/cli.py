@@ -26,6 +26,7 @@ from fairseq_plugins.metrics.registry import METRICS, REWRITING, choose, compute
 from fairseq_plugins.metrics.sample import Sample, Score, Sentences
 from fairseq_plugins.metrics.significance import Difference, difference, significance
 from fairseq_plugins.metrics.texts import Text, aligned, read_text
+from fairseq_plugins.output import counted
 
 
 def load(args: argparse.Namespace) -> Sample:
@@ -96,7 +97,7 @@ def report(
 ) -> str:
     """Return all results as text for a terminal."""
     parts = [
-        f"{len(sample.numbers)} sentences, {len(sample.references)} reference(s) each",
+        f"{counted(len(sample.numbers), 'sentence')}, {counted(len(sample.references), 'reference')} each",
         tabulate(
             [(score.metric, score.shown, score.details) for score in scores],
             headers=["metric", "value", "details"],

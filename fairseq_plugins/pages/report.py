@@ -154,7 +154,7 @@ def _summary(
     references: Mapping[int, str] | None,
     how: str,
 ) -> None:
-    headers = ["run", "sentences", "tokens", "iterations", "mean accepted tokens", "tokens/s", "speed-up, median"]
+    headers = ["run", "sentences", "tokens", "iterations", "tokens per iteration", "tokens/s", "speed-up, median"]
     with_bleu = references is not None and any(run.hypotheses is not None for run in runs)
     rows = []
     for run in runs:

@@ -195,7 +195,7 @@ class TrainsDrafters(DecodesWithDrafts):
         iterations = sum(log.get("_iterations", 0) for log in logging_outputs)
         if iterations > 0:
             tokens = sum(log.get("_tokens", 0) for log in logging_outputs)
-            metrics.log_scalar("mean_accepted_tokens", tokens / iterations, iterations, round=3)
+            metrics.log_scalar("tokens_per_iteration", tokens / iterations, iterations, round=3)
 
     def _add_blocks(
         self, sample: dict[str, Any], model: nn.Module, glancing_ratio: float, seed: int | None = None

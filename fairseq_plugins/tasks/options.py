@@ -74,7 +74,7 @@ class DrafterTrainingOptions(FairseqDataclass):
     verifier_path: Optional[str] = option(
         None,
         "drafter training: checkpoint of the verifier, for --share-encoder and to measure "
-        "mean_accepted_tokens in validation (add --best-checkpoint-metric mean_accepted_tokens "
+        "tokens_per_iteration in validation (add --best-checkpoint-metric tokens_per_iteration "
         "--maximize-best-checkpoint-metric)",
     )
     blocks_per_sentence: int = option(

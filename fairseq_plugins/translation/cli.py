@@ -35,7 +35,7 @@ from fairseq_plugins.data.sentences import join_text, split_text
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.ending import fail
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.output import say
+from fairseq_plugins.output import counted, say
 from fairseq_plugins.translation.drafts import DraftSources, count_lines, draft_sources
 from fairseq_plugins.translation.output_shards import CHUNK, OutputShard, OutputShards, remove_finished
 
@@ -230,10 +230,12 @@ class Translator:
 
     def summary(self) -> str:
         """Return counts and speed in one line."""
-        total, accepted = self.total, self.total.mean_accepted_tokens
-        drafted = "" if accepted is None else f"{total.iterations} iterations, {accepted:.2f} mean accepted tokens, "
+        total, accepted = self.total, self.total.tokens_per_iteration
+        counts = [counted(total.sentences, "sentence"), counted(total.tokens, "token")]
+        if accepted is not None:
+            counts += [counted(total.iterations, "iteration"), f"{accepted:.2f} tokens per iteration"]
         speed = f"{total.sentences / max(total.seconds, 1e-9):.1f} sentences/s"
-        return f"{self.model.decoder}: {total.sentences} sentences, {total.tokens} tokens, {drafted}{speed}"
+        return f"{self.model.decoder}: {', '.join(counts)}, batch size {self.args.batch_size}, {speed}"
 
 
 def _rounded(values: dict[str, Any]) -> dict[str, Any]:

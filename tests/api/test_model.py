@@ -212,7 +212,7 @@ def test_statistics_are_those_of_the_call(captions: Model) -> None:
     assert statistics.sentences == len(CAPTIONS)
     assert statistics.tokens == sum(len(t.token_scores) for t in translations)
     assert statistics.iterations == sum(t.iterations or 0 for t in translations)
-    assert statistics.mean_accepted_tokens == statistics.tokens / statistics.iterations > 1
+    assert statistics.tokens_per_iteration == statistics.tokens / statistics.iterations > 1
     assert statistics.seconds > 0
     captions.translate("Two dogs play.")
     assert captions.statistics.sentences == 1 and statistics.sentences == len(CAPTIONS)
@@ -354,7 +354,7 @@ many: list[str] = model.translate(iter(["text", "text"]), batch_size=8)
 scored: Translation = model.translate("text", return_scores=True)
 all_scored: list[Translation] = model.translate(["text"], return_scores=True)
 steps: list[Step] = list(model.stream("text"))
-share: float | None = model.statistics.mean_accepted_tokens
+share: float | None = model.statistics.tokens_per_iteration
 typing: Session = model.session()
 few: CallOptions = {"beam": 4, "batch_size": 2}
 model.translate("text", **few)

@@ -21,7 +21,7 @@ def test_released_heads_draft_more_than_one_token_per_iteration() -> None:
     policy = fairseq_plugins.load(MULTI30K, decoder="blockwise", device="cpu")
     expected = greedy.translate(CAPTIONS)
     assert heads.translate(CAPTIONS) == expected
-    assert (heads.statistics.mean_accepted_tokens or 0) > 2
+    assert (heads.statistics.tokens_per_iteration or 0) > 2
     assert policy.translate(CAPTIONS) == expected
 
 
@@ -33,5 +33,5 @@ def test_released_verifier_converges_early() -> None:
             MULTI30K, verifier=MULTI30K / name, decoder="jacobi", jacobi_init="unk", fixed_width=True, device="cpu"
         )
         assert jacobi.translate(CAPTIONS) == greedy.translate(CAPTIONS)
-        tokens[name] = jacobi.statistics.mean_accepted_tokens or 0
+        tokens[name] = jacobi.statistics.tokens_per_iteration or 0
     assert tokens["verifier.pt"] < 1.3 < 1.8 < tokens["jacobi.pt"]

@@ -327,9 +327,9 @@ def test_replay_of_a_shape(
     rows = _rows(tmp_path)
     assert list(rows) == [BEAM_1, *names.split(",")]
     assert {row["identical"] for row in rows.values()} == {4}
-    assert 2 < rows["gad fixed width (replayed)"]["mean_accepted_tokens"] < tokens + 1
+    assert 2 < rows["gad fixed width (replayed)"]["tokens_per_iteration"] < tokens + 1
     # Where drafts do not pay there are none.
-    assert 1 <= rows["gad (replayed)"]["mean_accepted_tokens"] < tokens + 1
+    assert 1 <= rows["gad (replayed)"]["tokens_per_iteration"] < tokens + 1
     printed = capsys.readouterr().out
     assert "REPLAYED. Random weights: Transformer-tiny, vocabulary 200, sentences of 8 to 20 tokens" in printed
     assert "k = 25," in printed

@@ -111,11 +111,11 @@ def test_all_rows(trained: Namespace, tmp_path: Path, capsys: pytest.CaptureFixt
             assert (row["identical"], row["identical_timed"]) == (SENTENCES, {"1": 3, "2": 3}), contender.name
         assert [len(row["seconds"][size]) for size in ("1", "2")] == [2, 2]
         assert row["bleu"] is not None
-    assert rows["greedy"]["mean_accepted_tokens"] == rows["greedy"]["timed_tokens"]["1"] == 1
+    assert rows["greedy"]["tokens_per_iteration"] == rows["greedy"]["timed_tokens"]["1"] == 1
     assert rows["gad"]["timed_tokens"]["2"] >= 1 and rows[BEAM_1]["timed_tokens"] == {}
     assert rows["greedy"]["iterations"] == pytest.approx(rows[BEAM_1]["iterations"])
     assert rows["gad"]["iterations"] <= rows["greedy"]["iterations"]
-    assert 0 < rows["fast-beam"]["mean_accepted_tokens"] <= 1
+    assert 0 < rows["fast-beam"]["tokens_per_iteration"] <= 1
     assert rows[BEAM_5]["speed_up_over_fairseq_beam_5"]["1"] == 1
 
     printed, progress = capsys.readouterr()
@@ -123,7 +123,7 @@ def test_all_rows(trained: Namespace, tmp_path: Path, capsys: pytest.CaptureFixt
     assert table.splitlines()[0] in printed
     names = "fast-beam, greedy, gad, gad fixed width, blockwise, blockwise fixed width, iad, jacobi, gs-jacobi"
     lossless = f"Lossless by construction: {names}, hybrid-jacobi."
-    identity = "the token ids of fairseq beam 1 (fast-beam: of fairseq beam 5)"
+    identity = "the token ids of fairseq beam 5 and fairseq beam 1"
     for line in (identity, "sacrebleu nrefs:1|", "Machine: ", "Command: spec-dec-compare ", lossless):
         assert line in printed and line in table
     assert "differs from" not in progress
@@ -171,9 +171,10 @@ def test_in_half_precision(trained: Namespace, capsys: pytest.CaptureFixture[str
     cells = [[cell.strip() for cell in line.split("|")[1:]] for line in printed.splitlines() if line.startswith("| ")]
     rows = {name: rest for name, *rest in cells}
     assert list(rows)[1:] == [BEAM_1, "greedy", "gad", "blockwise", "jacobi"]
-    for name in ("greedy", "gad", "blockwise", "jacobi"):
+    assert rows["greedy"][1] == "reference"
+    for name in ("gad", "blockwise", "jacobi"):
         assert rows[name][1] == f"{SENTENCES} of {SENTENCES}"
-    assert "Identical: sentences with the token ids of greedy." in printed
+    assert "Same as: sentences with the token ids of greedy." in printed
     assert f"Precision: {precision}. Lossless means the token ids of our greedy in {precision}; " in printed
     assert "fp32" not in printed and "differs from" not in log
 
@@ -295,7 +296,7 @@ def test_short_passes_are_repeated_and_their_mean_counts(seconds: float, passes:
             done.append("pass")
             return {0: (1,), 1: (2,)}, [1.0, 2.0 if len(done) == 1 else 1.0]
 
-    row, contender = Row(BEAM_1, timed_sentences=2), CONTENDERS[0]
+    row, contender = Row(BEAM_1, timed_sentences=2), CONTENDERS[1]
     plan = Plan([1], 2, 1, seconds)
     measure_speed(Decoding(), [contender], [row], plan, [0, 1], [], tqdm(disable=True))
     assert len(done) == passes
@@ -312,19 +313,31 @@ def test_rate_and_speed_up_are_of_the_median() -> None:
 
 def test_table() -> None:
     rows = [
-        Row(BEAM_5, 5, 30.0, 1, 4, {1: 1}, 2, seconds={1: [2.0], 16: [1.0]}),
+        Row(BEAM_5, 5, 30.0, 4, 4, {1: 2}, 2, seconds={1: [2.0], 16: [1.0]}, reference=BEAM_5),
         Row(BEAM_1, 1, 29.5, 4, 4, {1: 2}, 2, seconds={1: [1.0], 16: [1.0]}),
         Row("greedy", 1, 29.5, 4, 4, {1: 2}, 2, timed_tokens={1: 1.0}, seconds={1: [0.5], 16: [1.0]}),
         Row("gad", 1, None, 4, 4, {1: 2}, 2, timed_tokens={1: 4.0, 16: 3.0}, seconds={1: [0.25], 16: [0.5]}),
-        Row("fast-beam", 5, None, 4, 4, {1: 2}, 2, timed_tokens={1: 0.9}, seconds={1: [1.0], 16: [0.5]}),
+        Row(
+            "fast-beam",
+            5,
+            None,
+            4,
+            4,
+            {1: 2},
+            2,
+            timed_tokens={1: 0.9},
+            seconds={1: [1.0], 16: [0.5]},
+            reference=BEAM_5,
+        ),
         Row("CTranslate2 greedy fp32", 1, None, 4, 4, {1: 2}, 2, seconds={1: [0.75], 16: [0.5]}),
     ]
     lines = compare.markdown_table(rows, [1, 16]).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert cells[0][-4:] == ["sent/s, batch 16", "× fairseq", "× CTranslate2", "× greedy"]
-    assert cells[2] == [BEAM_5, "30.00", "1 of 4", "1 of 2", "-", "1.0", "2.0", "1.00", "-", "0.25"]
-    assert cells[5] == ["gad", "-", "4 of 4", "2 of 2", "4.00", "8.0", "4.0", "4.00", "3.00", "2.00"]
-    assert cells[6] == ["fast-beam", "-", "4 of 4", "2 of 2", "0.90", "2.0", "4.0", "2.00", "-", "0.50"]
+    assert cells[0][2:4] == ["same as beam 5", "same as beam 1"]
+    assert cells[2] == [BEAM_5, "30.00", "reference", "-", "2 of 2", "-", "1.0", "2.0", "1.00", "-", "0.25"]
+    assert cells[5] == ["gad", "-", "-", "4 of 4", "2 of 2", "4.00", "8.0", "4.0", "4.00", "3.00", "2.00"]
+    assert cells[6] == ["fast-beam", "-", "4 of 4", "-", "2 of 2", "0.90", "2.0", "4.0", "2.00", "-", "0.50"]
 
 
 def test_lossless_decoder_with_different_output_is_reported(caplog: pytest.LogCaptureFixture) -> None:

@@ -104,7 +104,7 @@ def test_pareto_front() -> None:
         Cell(4): _result(3.0, 29.0, 1),  # beats the second
         Cell(5): _result(3.0, 29.0, 1),  # equals the fourth
     }
-    assert pareto_front(results, lambda result: result.mean_accepted_tokens) == {Cell(1), Cell(4)}
+    assert pareto_front(results, lambda result: result.tokens_per_iteration) == {Cell(1), Cell(4)}
 
 
 def test_recommendations() -> None:
@@ -212,7 +212,7 @@ def test_real_sweep(
         assert cells[key]["bleu"] == greedy["bleu"]
         assert cells[key]["iterations"] <= greedy["iterations"]
     # A relaxed run writes another output, perhaps a shorter one: only greedy's single token is a bound.
-    assert min(cell["mean_accepted_tokens"] for cell in cells.values()) > greedy["mean_accepted_tokens"] == 1
+    assert min(cell["tokens_per_iteration"] for cell in cells.values()) > greedy["tokens_per_iteration"] == 1
     assert content["baselines"]["beam"]["baseline"] == "AT (b = 2)"
     assert content["recommended"]["no_quality_loss"].startswith("--decoder gad")
     assert (tmp_path / "sweep.md").read_text(encoding="utf-8") == "# Sweep\n\n" + printed.rstrip("\n") + "\n"

@@ -36,7 +36,7 @@ def test_drafter_of_twenty_updates(name: str, tmp_path: Path) -> None:
     if given:
         more += f" --forced-first-token {given['target_lang']}"
     log = run_in_process("train", f"{tmp_path}/data {TRAINING} {more}").stderr
-    assert "mean_accepted_tokens" in log
+    assert "tokens_per_iteration" in log
     drafter = tmp_path / "drafter" / "checkpoint_last.pt"
     for kernels in (True, False):
         gad = fairseq_plugins.load(
@@ -44,5 +44,5 @@ def test_drafter_of_twenty_updates(name: str, tmp_path: Path) -> None:
         )
         assert gad.backend.startswith("native: ") is kernels
         assert gad.translate(text) == expected
-        accepted = gad.statistics.mean_accepted_tokens
+        accepted = gad.statistics.tokens_per_iteration
         assert accepted is not None and accepted > 1.05

@@ -131,7 +131,7 @@ def test_validation_counts_the_iterations_of_the_decoder(init: str) -> None:
     with metrics.aggregate() as aggregator:
         JacobiConsistency.reduce_metrics([logged, logged])
     values = aggregator.get_smoothed_values()
-    assert values["mean_accepted_tokens"] == round(int(logged["tokens"]) / int(logged["iterations"]), 3)
+    assert values["tokens_per_iteration"] == round(int(logged["tokens"]) / int(logged["iterations"]), 3)
     assert {"loss", "nll_loss", "ppl", "jacobi_iterations"} <= values.keys() and "consistency_loss" not in values
 
 

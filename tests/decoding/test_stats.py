@@ -23,10 +23,11 @@ def test_sums_and_summary(capsys: pytest.CaptureFixture[str]) -> None:
     stats.record(BATCH, 1.0)
     stats.record(BATCH[:1], 2.0)
     assert (stats.sentences, stats.tokens, stats.iterations, stats.seconds) == (3, 16, 5, 3.0)
-    assert stats.mean_accepted_tokens == pytest.approx(3.2)
+    assert stats.tokens_per_iteration == pytest.approx(3.2)
     stats.close()
     assert capsys.readouterr().err.strip() == (
-        "gad: 3 sentences, 16 tokens, 5 iterations, 3.20 mean accepted tokens, 5.3 tokens/s; torch: --no-compiled-steps"
+        "gad: 3 sentences, 16 tokens, 5 iterations, 3.20 tokens per iteration, batch size 2, "
+        "5.3 tokens/s; torch: --no-compiled-steps"
     )
 
 

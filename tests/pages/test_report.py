@@ -157,7 +157,7 @@ def test_report_with_everything(runs: list[str], tmp_path: Path) -> None:
     (tmp_path / "gad.out").write_text("\n".join(output) + "\n")
     (tmp_path / "gad++.txt").write_text("".join(f"ein altes Haus {n}\n" for n in range(40)))
     sweep = tmp_path / "sweep.json"
-    cell = {"block_size": 5, "top_beta": 1, "tau": 0.0, "bleu": 27.0, "mean_accepted_tokens": 3.0}
+    cell = {"block_size": 5, "top_beta": 1, "tau": 0.0, "bleu": 27.0, "tokens_per_iteration": 3.0}
     cell |= {"sentences_per_second": 9.0, "pareto_speed": True}
     greedy = {"bleu": 27.0, "baseline": "AT, greedy", "sentences_per_second": 3.0}
     sweep.write_text(json.dumps({"cells": [cell], "baselines": {"greedy": greedy}}))

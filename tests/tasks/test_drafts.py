@@ -39,7 +39,7 @@ def test_an_earlier_output_is_reused(corpus: Corpus, greedy: list[str], tmp_path
         options = f"--task spec_dec --decoder reuse --fixed-width --drafts {files}"
         output = generate(corpus, options)
         assert hypotheses(output) == greedy
-        summaries[name] = float(re.findall(r"([\d.]+) mean accepted tokens", output)[0])
+        summaries[name] = float(re.findall(r"([\d.]+) tokens per iteration", output)[0])
     least = sum(len(line.split()) + 1 for line in greedy) / len(greedy)
     assert summaries["right"] == pytest.approx(least, abs=0.01)
     assert summaries["wrong"] < 3 < summaries["both"]
@@ -73,7 +73,7 @@ def test_lines_of_interactive_have_drafts(corpus: Corpus, greedy: list[str], tmp
     output = interact(corpus, f"--drafts {right}")
     assert hypotheses(output) == greedy
     least = sum(len(line.split()) + 1 for line in greedy) / len(greedy)
-    assert float(re.findall(r"([\d.]+) mean accepted tokens", output)[0]) == pytest.approx(least, abs=0.01)
+    assert float(re.findall(r"([\d.]+) tokens per iteration", output)[0]) == pytest.approx(least, abs=0.01)
     with pytest.raises(ConfigurationError, match="few.tgt: has 20 lines, and there is a sentence 21; give a draft a"):
         interact(corpus, f"--drafts {few}")
 

@@ -42,12 +42,12 @@ def test_drafter_of_twenty_updates(name: str, tmp_path: Path) -> None:
     run_in_process("preprocess", f"-s en -t de {sets} {dictionaries}")
     options = f"--task {family.task} {shlex.join(family.arguments(tmp_path))} --verifier-path {tmp_path}/model.pt"
     log = run_in_process("train", f"{tmp_path}/data {options} {TRAINING} --save-dir {tmp_path}/drafter").stderr
-    assert "mean_accepted_tokens" in log
+    assert "tokens_per_iteration" in log
     gad = fairseq_plugins.load(
         drafter=tmp_path / "drafter" / "checkpoint_last.pt", decoder="gad", fixed_width=True, **given
     )
     assert gad.translate(text) == expected
-    accepted = gad.statistics.mean_accepted_tokens
+    accepted = gad.statistics.tokens_per_iteration
     assert any(step.drafted for step in gad.stream(text[0]))
     # A random mBART-25 does not end its outputs as data for it do, with two tokens.
     assert name == "mbart25" or (accepted is not None and accepted > 1.05)

@@ -176,14 +176,14 @@ def test_progress_of_training(capsys: pytest.CaptureFixture[str]) -> None:
     progress = Progress(4.5, {}, before=120, clock=lambda: now)
     now = 30.0
     inner = {"epoch": 2, "update": 1.119, "loss": "9.253", "wps": "3403.5", "num_updates": "375"}
-    valid = {"epoch": 2, "valid_loss": "7.502", "valid_num_updates": "191", "valid_mean_accepted_tokens": "3.21"}
+    valid = {"epoch": 2, "valid_loss": "7.502", "valid_num_updates": "191", "valid_tokens_per_iteration": "3.21"}
     progress.read("2026-11-21 12:00:00 | INFO | fairseq.trainer | begin training epoch 1\n")
     progress.read(record("train_inner", **inner))
     progress.read(record("train_inner", **inner)[:60] + "}\n")
     progress.read(record("valid", **valid))
     assert capsys.readouterr().out.splitlines() == [
         "       2:30 min, about 2:00 left: epoch 2, update 375, loss 9.25, 3404 words/s",
-        "       epoch 2, 191 updates: loss on the validation set 7.502, mean accepted tokens 3.21",
+        "       epoch 2, 191 updates: loss on the validation set 7.502, tokens per iteration 3.21",
     ]
 
 

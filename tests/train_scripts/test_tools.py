@@ -262,7 +262,7 @@ def test_a_card_has_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         torch.save({"model": {"weight": torch.zeros(size * 100)}}, folder / f"{name}.pt")
     note = "- " + 40 * "word " + "end"
     (results / "table.md").write_text(f"| gad | 2.2 |\n\n{note}\n")
-    arguments = "model-card toy.en-de --languages en de --subwords bpe --licence free --recipe demo.sh".split()
+    arguments = "model-card toy.en-de --subwords bpe --licence free --recipe demo.sh".split()
     run(*arguments)
     card = (folder / "README.md").read_text()
     assert "| verifier.pt | 0.3 M" in card and "| gad | 2.2 |" in card and "Licence: free" in card

@@ -50,7 +50,11 @@ def test_file_to_file(text: Path, expected: list[str], capsys: pytest.CaptureFix
     assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [*expected, ""]
     assert sorted(file.name for file in text.parent.iterdir()) == ["out", "text.en"]
     captured = capsys.readouterr()
-    assert "gad: 5 sentences, " in captured.err and " mean accepted tokens, " in captured.err and captured.out == ""
+    assert (
+        "gad: 5 sentences, " in captured.err
+        and " tokens per iteration, batch size " in captured.err
+        and captured.out == ""
+    )
 
 
 def test_json_lines(text: Path, expected: list[str]) -> None:

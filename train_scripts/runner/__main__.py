@@ -74,13 +74,13 @@ def train_once(folder: str, message: str, log: str, limit: str, *command: str) -
 
 
 def measure(cell: str, message: str, *command: str) -> None:
-    """Decode into CELL.out and CELL.log, and write BLEU, tokens, iterations and mean accepted tokens to CELL."""
+    """Decode into CELL.out and CELL.log, and write BLEU, tokens, iterations and tokens per iteration to CELL."""
     out, log, partial = (Path(f"{cell}.{end}") for end in ("out", "log", "partial"))
 
     def make() -> None:
         run(shlex.join(command), log=log, out=out)
         bleu = re.search(r"^Generate .*?BLEU[^=]* = ([\d.]+)", out.read_text(encoding="utf-8"), re.MULTILINE)
-        counted = r" sentences, (\d+) tokens, (\d+) iterations, ([\d.]+) mean accepted tokens"
+        counted = r" sentences?, (\d+) tokens?, (\d+) iterations?, ([\d.]+) tokens per iteration"
         counts = re.findall(counted, log.read_text(encoding="utf-8"))
         if bleu is None or not counts:
             raise RecipeError(f"{out}: fairseq-generate printed no BLEU or no counts; see {log}")

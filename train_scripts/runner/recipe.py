@@ -199,7 +199,7 @@ class Recipe:
             f"--block-size {s.BLOCK_SIZE} {s.drafter_training} {batch(s, s.DRAFTER_TOKENS, s.DRAFTER_MAX_TOKENS)} "
             f"--init-decoder-from {self.base} --activation-fn {s.ACTIVATION} --src-embedding-copy "
             f"--blocks-per-sentence {s.BLOCKS_PER_SENTENCE} "
-            "--best-checkpoint-metric mean_accepted_tokens --maximize-best-checkpoint-metric "
+            "--best-checkpoint-metric tokens_per_iteration --maximize-best-checkpoint-metric "
             f"{kind} {s.DRAFTER_OPTIONS} {options}"
         ), verifier, data)  # fmt: skip
 
@@ -232,7 +232,7 @@ class Recipe:
         self.train_model("blockwise", "blockwise", data, (
             f"--seed {s.SEED} --task spec_dec --arch blockwise_transformer --base-path {self.verifier} --freeze-base "
             f"--identity-first-head --blockwise-heads {s.BLOCKWISE_HEADS} --criterion blockwise_loss "
-            "--best-checkpoint-metric mean_accepted_tokens --maximize-best-checkpoint-metric "
+            "--best-checkpoint-metric tokens_per_iteration --maximize-best-checkpoint-metric "
             f"{s.blockwise_training} {batch(s, s.VERIFIER_TOKENS, s.MAX_TOKENS)}"
         ), self.verifier, data)  # fmt: skip
 
@@ -311,7 +311,7 @@ class Recipe:
             if is_dry_run() or (self.data / name).exists():
                 run(f"cp {self.data}/{name} {self.models}")
         script = shlex.quote((f"FROM={s.FROM} " if s.FROM else "") + s.recipe)
-        card = f"model-card {s.NAME} --languages {s.src} {s.tgt} --subwords {s.SUBWORDS}"
+        card = f"model-card {s.NAME} --subwords {s.SUBWORDS}"
         run(f"{TOOL} {card} --licence {shlex.quote(s.licence)} --recipe {script}")
 
 

@@ -166,9 +166,9 @@ class Progress:
             values = json.loads(found[2])
             if found[1] == "valid":
                 text = f"epoch {values['epoch']}, {values['valid_num_updates']} updates: loss on the validation set "
-                accepted = values.get("valid_mean_accepted_tokens")
+                accepted = values.get("valid_tokens_per_iteration")
                 clear_line()
-                more = f", mean accepted tokens {accepted}" if accepted else ""
+                more = f", tokens per iteration {accepted}" if accepted else ""
                 return say(f"       {text}{values['valid_loss']}{more}")
             text = f"       {self.describe(values)}"
             if sys.stdout.isatty():

@@ -19,7 +19,7 @@ def mean_and_spread(values: Sequence[float], format_spec: str) -> str:
 
 
 def read_cell(file: Path) -> list[float]:
-    """Return BLEU, tokens, iterations and mean accepted tokens of a decoding, from the file of `measure_decoding`."""
+    """Return BLEU, tokens, iterations and tokens per iteration of a decoding, from the file of `measure_decoding`."""
     return [float(number) for number in file.read_text(encoding="utf-8").split()]
 
 

@@ -16,12 +16,8 @@ from tabulate import tabulate
 from fairseq_plugins.commands.files import write_atomically
 
 COLUMNS = 120  # line width of the text around tables
-SUBWORD_OPTIONS = {
-    "unigram": "--bpe sentencepiece --sentencepiece-model {folder}/subwords.model",
-    "bpe": "--bpe sentencepiece --sentencepiece-model {folder}/subwords.model",
-    "moses": "--tokenizer moses --bpe subword_nmt --bpe-codes {folder}/bpe.codes",
-    "gpt2": "--bpe gpt2",
-}
+SUBWORD_OPTIONS = {"unigram": "", "bpe": "", "moses": "", "gpt2": " --subwords GPT2"}
+"""Options of spec-dec-translate; GPT2 is a folder with encoder.json and vocab.bpe."""
 
 
 def model_rows(folder: Path) -> list[list[str]]:
@@ -66,7 +62,7 @@ def commit() -> str:
     return (git("rev-parse", "HEAD") or "not in a git repository") + (" with local changes" if changed else "")
 
 
-def card(name: str, source: str, target: str, subwords: str, licence: str, recipe: str) -> str:
+def card(name: str, subwords: str, licence: str, recipe: str) -> str:
     """Return the text of the card; arguments as for `write`."""
     folder, results = Path("checkpoints") / name, Path("results") / name
     scores = score_rows(results)
@@ -76,10 +72,7 @@ def card(name: str, source: str, target: str, subwords: str, licence: str, recip
         tabulate(model_rows(folder), ["file", "parameters", "size", "sha256"], tablefmt="github"),
         wrapped(f"- Data: {name}. Licence: {licence}\n- Recipe: `{recipe}`, commit {commit()}"),
         "Translate what you type:",
-        f"    fairseq-interactive {folder} --source-lang {source} --target-lang {target} \\\n"
-        "        --user-dir fairseq_plugins --task spec_dec --decoder gad \\\n"
-        f"        --path {folder}/verifier.pt --drafter-path {folder}/drafter.pt \\\n"
-        f"        {SUBWORD_OPTIONS[subwords].format(folder=folder)}",
+        f"    spec-dec-translate {folder}{SUBWORD_OPTIONS[subwords]}",
         "Decoders on the test set:",
         wrapped((results / "table.md").read_text(encoding="utf-8").strip()),
     ]
@@ -92,7 +85,6 @@ def card(name: str, source: str, target: str, subwords: str, licence: str, recip
 def write(
     name: str,
     *,
-    languages: tuple[str, str],
     subwords: Literal["unigram", "bpe", "moses", "gpt2"],
     licence: str,
     recipe: str,
@@ -101,7 +93,6 @@ def write(
 
     Args:
         name: name of the data and the results.
-        languages: languages of source and target.
         subwords: a key of SUBWORD_OPTIONS.
         licence: licence of the data.
         recipe: command that made the models.
@@ -109,5 +100,5 @@ def write(
     Raises:
         ConfigurationError: if the card cannot be written.
     """
-    text = card(name, *languages, subwords, licence, recipe)
+    text = card(name, subwords, licence, recipe)
     write_atomically(Path("checkpoints") / name / "README.md", text, "checkpoints")

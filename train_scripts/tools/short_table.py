@@ -8,7 +8,7 @@ import tabulate
 COLUMNS = {
     "decoder": "decoder",
     "BLEU": "BLEU",
-    "identical": "same output",
+    "same as beam 1": "same as beam 1",
     "tokens/iteration": "tokens/iteration",
     "sent/s, batch 1": "sentences/s",
     "× fairseq": "× fairseq",

@@ -39,5 +39,5 @@ def measure(data: Path, verifier: Path, drafter: Path, *, subset: str = "valid",
     state = torch.load(drafter, map_location="cpu")
     state["model"]["decoder.survival_counts"] = model.decoder.survival_counts
     write_checkpoint(drafter, state, "drafter")
-    tokens = generator.stats.mean_accepted_tokens
+    tokens = generator.stats.tokens_per_iteration
     return f"{drafter}: {tokens:.2f} tokens per iteration on {subset}; survival counts are stored in it"
