@@ -12,6 +12,7 @@ from fairseq_plugins.commands.parsing import TRAINING_OPTIONS
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.method import flag, plain
 from fairseq_plugins.tasks.options import SpecDecConfig
+from tests import generation_options
 from tests.support import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "options.md"
@@ -65,7 +66,12 @@ def tables() -> dict[str, str]:
             takes = "" if interpret_dc_type(option.type) is bool else " ..."
             cells = (f"`{name}{takes}`", _default(option), users, _is_lossless(option.name), _help(option))
             decoding.append(f"| {' | '.join(cells)} |")
-    return {"decoding": "\n".join(decoding), "training": "\n".join(training), "decoders": methods.table()}
+    return {
+        "decoding": "\n".join(decoding),
+        "training": "\n".join(training),
+        "decoders": methods.table(),
+        "generation": generation_options.table(),
+    }
 
 
 def marked(text: str, name: str) -> re.Match[str]:
