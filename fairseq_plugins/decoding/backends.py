@@ -33,6 +33,7 @@ BACKENDS = (
         "native",
         "a CPU: the compiled kernels decode a batch in one call",
         "ensembles, --trace-file, --no-compiled-steps, --no-repeat-ngram-size, --decoder nat, --accept-score drafter, "
+        "--constraints and fairseq's other beam searches, --lm-path, "
         "and models with a part that has no kernel (some activations, projections of embeddings, other vocabulary "
         "projections)",
     ),
