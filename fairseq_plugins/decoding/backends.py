@@ -1,10 +1,12 @@
 """Choose the backend of a run, and say why."""
 
+import os
 from collections.abc import Generator
 from typing import Any, Protocol
 
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.engine.native import NotNative
+from fairseq_plugins.decoding.gpu_backend import GpuBackend
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
 from fairseq_plugins.decoding.native_backend import NativeBackend
 from fairseq_plugins.decoding.state import Decoded, StepOutput
@@ -15,7 +17,7 @@ from fairseq_plugins.decoding.trace_writer import Tracer
 class Backend(Protocol):
     """Decodes batches."""
 
-    name: str  # "native", "cuda-graphs" or "torch"
+    name: str  # "native", "gpu", "cuda-graphs" or "torch"
     reason: str  # why it was chosen, for users
 
     def decode(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> Decoded:
@@ -38,6 +40,11 @@ BACKENDS = (
         "projections)",
     ),
     (
+        "gpu",
+        "a GPU, with SPEC_DEC_GPU=triton: Triton's kernels, an iteration is one CUDA graph; not yet measured on a GPU",
+        "as `native`; --sampling, --int8, --no-cuda-graphs, other encoders, drafters with --drafter-attention full",
+    ),
+    (
         "cuda-graphs",
         "a GPU: the loop in PyTorch, its steps captured as CUDA graphs",
         "--no-cuda-graphs; --eval-bleu, where every validation has other weights",
@@ -58,6 +65,12 @@ def choose_backend(
     `trace` and `active_sentences` are those of `TorchBackend`.
     """
     device, graphs = next(context.models[0].parameters()).device, context.engine.graphs
+    not_triton = ""
+    if os.environ.get("SPEC_DEC_GPU") == "triton" and graphs is not None and graphs.enabled:
+        try:
+            return GpuBackend(spec, options, context, trace is not None, active_sentences)
+        except NotNative as refusal:
+            not_triton = f"; not on Triton's kernels: {refusal}"
     if device.type == "cpu":
         try:
             return NativeBackend(spec, options, context, is_traced=trace is not None)
@@ -68,6 +81,7 @@ def choose_backend(
     else:
         name, reason = "torch", "--no-cuda-graphs" if graphs else "--eval-bleu changes the weights"
     assert spec.build is not None
+    reason += not_triton
     method = spec.build(context, options)
     return TorchBackend(method, name, reason, trace, active_sentences, context.beam if spec.searches_beams else None)
 

@@ -24,10 +24,13 @@ class NativeBackend:
     def __init__(
         self, spec: MethodSpec, options: MethodOptions, context: MethodContext, is_traced: bool = False
     ) -> None:
-        refusal = _refusal(spec, context, is_traced)
-        if refusal is not None:
-            raise NotNative(refusal)
         model = context.models[0]
+        device = next(model.parameters()).device
+        reason = refusal(spec, context, is_traced)
+        if reason is None and device.type != "cpu":
+            reason = f"the models are on {device.type}"
+        if reason is not None:
+            raise NotNative(reason)
         assert spec.build_native is not None
         method: NativeMethod = spec.build_native(context, options)
         self.method = method
@@ -135,8 +138,8 @@ def hypotheses_of(found: list[Any]) -> list[Hypothesis]:
     ]
 
 
-def _refusal(spec: MethodSpec, context: MethodContext, is_traced: bool) -> str | None:
-    """Return why the kernels cannot run a method, as far as is known before it is built; None if they may."""
+def refusal(spec: MethodSpec, context: MethodContext, is_traced: bool) -> str | None:
+    """Return why no kernels can run a method, as far as is known before it is built; None if they may."""
     if context.weights is None:
         return "--no-compiled-steps"
     if is_traced:
@@ -147,10 +150,7 @@ def _refusal(spec: MethodSpec, context: MethodContext, is_traced: bool) -> str |
         return f"{context.strategy.option}: fairseq's own search object chooses"
     if len(context.models) > 1:
         return "an ensemble of several models"
-    if spec.build_native is None:
-        return f"--decoder {spec.name} runs no verifier"
-    device = next(context.models[0].parameters()).device
-    return None if device.type == "cpu" else f"the models are on {device.type}"
+    return f"--decoder {spec.name} runs no verifier" if spec.build_native is None else None
 
 
 def _tokens_of(source: Tensor, encoded: Tensor) -> Tensor:

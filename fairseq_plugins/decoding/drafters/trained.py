@@ -15,7 +15,7 @@ from fairseq_plugins.decoding.drafters.nat import NatDrafter
 from fairseq_plugins.decoding.drafters.vocabulary import DEFAULT_SHARE, draft_vocabulary
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
 from fairseq_plugins.decoding.engine.native import NotNative
-from fairseq_plugins.decoding.engine.weights import is_small, linear, read_decoder_layer, without_query
+from fairseq_plugins.decoding.engine.weights import linear, read_decoder_layer, without_query
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, fixed_width_option, option
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft
 from fairseq_plugins.errors import ConfigurationError
@@ -107,7 +107,7 @@ def native_drafter(context: MethodContext, options: TrainedDrafterOptions) -> An
         caches_prefix = decoder.drafter_attention == "prefix-causal"
         return module.token_drafter(transformer, encoder, path, mask, caches_prefix=caches_prefix, width=width)
     layers = [read_decoder_layer(layer) for layer in decoder.layers]
-    fused = fused_reader(decoder.reader, layers, is_small)
+    fused = fused_reader(decoder.reader, layers, weights.may_fuse)
     separate = [linear(decoder.reader.linear), *(without_query(layer.self_qkv) for layer in layers)]
     reader, *projections = map(weights.linear, separate if fused is None else [fused])
     return module.feature_drafter(

@@ -62,6 +62,10 @@ class KernelWeights(ABC):
         """Return the converter for a drafter, whose drafts are verified and need not be exact."""
 
     @abstractmethod
+    def may_fuse(self, weight: Tensor) -> bool:
+        """Return whether the reader of a drafter may be fused with the projections that follow it, in a copy."""
+
+    @abstractmethod
     def check(self, tensor: Tensor, dtype: torch.dtype | None) -> None:
         """Raise NotNative for a tensor on another device or of another type (None: that of the model)."""
 

@@ -83,6 +83,10 @@ class NativeWeights(KernelWeights):
         exact = self.precision is Precision.FP32
         return replace(self, precision=Precision.INT8, drafts_of_fp32=exact) if self.packed else self
 
+    def may_fuse(self, weight: Tensor) -> bool:
+        """Return whether a copy of the weight is small."""
+        return is_small(weight)
+
     def check(self, tensor: Tensor, dtype: torch.dtype | None) -> None:
         """Raise NotNative for a tensor that is not on the CPU, or of another type (None: fp32)."""
         if tensor.device.type != "cpu" or tensor.dtype != (dtype or torch.float32):

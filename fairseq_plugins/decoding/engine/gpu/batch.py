@@ -1,0 +1,92 @@
+"""The state of the sentences that are being decoded, on the device.
+
+A sentence has a place. Places are never moved or compacted; one whose sentence has ended takes a waiting sentence.
+Numbers that differ between batches (lengths, limits, slots of the caches) are in memory that the kernels read, so that
+the same CUDA graph serves all batches.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Rows of a tile of the encoder: a source begins at a multiple of this.
+TILE = 16
+STATUS = 5  # numbers of a place in `status`
+_ROWS = 32  # of each place in a step
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the memory.
+
+    Attributes:
+        places: sentences that are decoded at a time.
+        outputs, sources: longest output and source, in tokens.
+        drafted: longest draft.
+        beam: hypotheses of a sentence; 0 in greedy search.
+    """
+
+    places: int
+    outputs: int
+    sources: int
+    drafted: int
+    beam: int = 0
+
+    @property
+    def columns(self) -> int:
+        """Columns of the outputs: the first token, the longest output and EOS."""
+        return self.outputs + 2
+
+    @property
+    def rows(self) -> int:
+        """Rows of a step: all places with drafts of up to 31 tokens, fewer places with longer ones."""
+        if self.beam > 0:
+            return self.places * self.beam
+        return max(self.places * min(self.drafted + 1, _ROWS), self.drafted + 1)
+
+    @property
+    def slots(self) -> int:
+        """Slots of the cache: one longest output, or shorter ones at all places."""
+        return max(self.columns, self.places * min(self.columns, 256)) * max(self.beam, 1)
+
+    @property
+    def source_slots(self) -> int:
+        """Slots of the sources' keys and values."""
+        return max(self.sources, self.places * min(self.sources, 128)) + TILE
+
+
+class Batch:
+    """Tensors of all places; drafts and results of an iteration are among them."""
+
+    def __init__(self, sizes: Sizes, device: torch.device) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        places = sizes.places
+        self.sizes = sizes
+        # Of each hypothesis, one after the other.
+        columns = max(sizes.beam, 1) * sizes.columns
+        self.tokens, self.log_probs = zeros(places, columns), zeros(places, columns, dtype=torch.float32)
+        self.lengths, self.active, self.emitted, self.last_row = (zeros(places) for _ in range(4))
+        self.draft, self.num_drafted = zeros(places, max(sizes.drafted, 1)), zeros(places)
+        self.status = zeros(places, STATUS)
+        self.source = zeros(places, sizes.sources + TILE)
+        self.source_lengths, self.source_ends = zeros(places), zeros(places)
+        self.bases, self.source_bases = (zeros(places, dtype=torch.long) for _ in range(2))
+        self.limits, self.penalties = zeros(8), zeros(2, dtype=torch.float32)
+        self.prefix = zeros(places, sizes.outputs)
+
+    def fitting(self, output: int, source: int) -> int:
+        """Return for how many sentences with these lengths the caches suffice."""
+        of_outputs = self.sizes.slots // self._slots_of(output)
+        return max(1, min(self.sizes.places, of_outputs, (self.sizes.source_slots - TILE) // source))
+
+    def set_bases(self, output: int, source: int) -> None:
+        """Divide the caches among places for outputs and sources of up to these lengths."""
+        places = torch.arange(self.sizes.places, device=self.bases.device)
+        self.bases.copy_((places * self._slots_of(output)).clamp_(max=self.sizes.slots - 1))
+        self.source_bases.copy_((places * source).clamp_(max=self.sizes.source_slots - 1))
+
+    def _slots_of(self, output: int) -> int:
+        return (output + 2) * max(self.sizes.beam, 1)

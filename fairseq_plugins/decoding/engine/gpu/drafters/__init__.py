@@ -1,0 +1,1 @@
+"""The drafters, a file each."""

@@ -1,0 +1,405 @@
+"""The Triton kernels of Transformer layers: a decoder layer is five launches, an encoder layer four.
+
+A product begins with what its input still needs: the sum of the partial results of the layer before, bias, residual and
+normalisation. Attention of a head ends with its part of the output projection. Partial results are added in a fixed
+order by the next kernel, so the bits of a row depend on nothing but the row.
+
+Weights, norms and biases are loaded before `gdc_wait` (programmatic dependent launch): they travel while the kernel
+before still runs. What a kernel may read before it waits: constants, and what was written two launches earlier, since
+the kernel before has waited for that. So every program waits, even one that has nothing to do.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+# Input of a product: the rows as they are; residual sum, normalised, which becomes the new residual (post-norm);
+# residual sum, kept as it is and normalised for the product only (pre-norm); residual sum without normalisation.
+PLAIN, POST_NORM, PRE_NORM, SUM = (tl.constexpr(number) for number in range(4))
+# Output of a product: with bias; with bias and activation; partial sums of a part of the inputs, in fp32; query, and
+# key and value to their cache slots; keys and values of all layers to the slots of their sentences.
+STORE, PARTS, QUERY_KEY_VALUE, SOURCE_KEY_VALUE = (tl.constexpr(number) for number in range(4))
+NO_ACTIVATION, RELU, GELU, SILU = (tl.constexpr(number) for number in range(4))
+# Widest tile of an output projection that is loaded before the wait: wider ones take too many registers.
+EARLY = tl.constexpr(128)
+
+
+@triton.jit
+def wait(PDL: tl.constexpr):
+    """Wait for the kernels before, and let the next one begin to load its weights."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
+def is_live(active, row, rows, per_sentence):
+    """Return whether a sentence of these rows is being decoded."""
+    return tl.max(tl.load(active + row // per_sentence, mask=row < rows, other=0), 0) > 0
+
+
+@triton.jit
+def _residual(x, stride, parts, before, row, column, ok, rows, width, NPARTS: tl.constexpr, HAS_BEFORE: tl.constexpr):
+    """Return x plus the partial results plus the bias that belongs to these, in fp32."""
+    sum = tl.load(x + row[:, None] * stride + column[None, :], mask=ok, other=0.0).to(tl.float32)
+    # Four parts at a time are in flight: more would not fit the registers.
+    for first in tl.range(0, NPARTS - NPARTS % 4, 4):
+        for part in tl.static_range(4):
+            at = parts + ((first + part) * rows + row[:, None]) * width + column[None, :]
+            sum += tl.load(at, mask=ok, other=0.0)
+    for part in tl.static_range(NPARTS - NPARTS % 4, NPARTS):
+        sum += tl.load(parts + (part * rows + row[:, None]) * width + column[None, :], mask=ok, other=0.0)
+    if HAS_BEFORE:
+        sum += tl.load(before + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+    return sum
+
+
+@triton.jit
+def _add_position(sum, table, positions, row, column, ok, rows, width, table_size):
+    position = tl.minimum(tl.load(positions + row, mask=row < rows, other=0), table_size - 1)
+    return sum + tl.load(table + position[:, None] * width + column[None, :], mask=ok, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def product(
+    x,  # [rows, inputs], rows `x_stride` apart
+    x_stride,
+    parts,  # [NPARTS, rows, width], fp32
+    before,  # [width], bias of the parts
+    norm_weight,
+    norm_bias,
+    new_x,  # [rows, width], the new residual, rows `new_stride` apart
+    new_stride,
+    normal,  # [rows, width], the normalised input, where KEEP
+    table,  # [table_size, width], positional embeddings that are added to the residual, where ADD
+    positions,  # [rows]
+    weight,  # [outputs, inputs]
+    row,
+    output,
+    rows,
+    outputs,
+    inputs,
+    first_input,
+    last_input,
+    table_size,
+    stores,  # whether this program stores the new residual
+    eps: tl.constexpr,
+    INPUT: tl.constexpr,
+    NPARTS: tl.constexpr,
+    HAS_BEFORE: tl.constexpr,
+    ADD: tl.constexpr,
+    KEEP: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    EVEN: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Return the product [ROWS, OUTPUTS] in fp32; only PLAIN reads other inputs than the whole width."""
+    is_row, is_output = row[:, None] < rows, output[None, :] < outputs
+    column = first_input + tl.arange(0, CHUNK)
+    element = output[None, :] * inputs
+    if CHUNKS == 1:
+        is_weight = is_output if EVEN else is_output & (column[:, None] < last_input)
+        whole = tl.load(weight + element + column[:, None], mask=is_weight, other=0.0)
+        is_column = column < last_input
+        if INPUT == 1 or INPUT == 2:
+            scale = tl.load(norm_weight + column, mask=is_column, other=0.0)
+            shift = tl.load(norm_bias + column, mask=is_column, other=0.0)
+    wait(PDL)
+    dtype = x.dtype.element_ty
+    total = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
+    if INPUT == 0:
+        for chunk in tl.static_range(CHUNKS):
+            at = column + chunk * CHUNK
+            ok = is_row & (at[None, :] < last_input)
+            values = tl.load(x + row[:, None] * x_stride + at[None, :], mask=ok, other=0.0)
+            if CHUNKS == 1:
+                total = tl.dot(values, whole, total, input_precision="ieee")
+            else:
+                tile = tl.load(weight + element + at[:, None], mask=is_output & (at[:, None] < last_input), other=0.0)
+                total = tl.dot(values, tile, total, input_precision="ieee")
+    else:
+        mean = tl.zeros((ROWS,), dtype=tl.float32)
+        for chunk in tl.static_range(CHUNKS):
+            at = column + chunk * CHUNK
+            ok = is_row & (at[None, :] < inputs)
+            sum = _residual(x, x_stride, parts, before, row, at, ok, rows, inputs, NPARTS, HAS_BEFORE)
+            if ADD and INPUT == 2:
+                sum = _add_position(sum, table, positions, row, at, ok, rows, inputs, table_size)
+            mean += tl.sum(sum, 1)
+        mean = mean / inputs
+        variance = tl.zeros((ROWS,), dtype=tl.float32)
+        if INPUT != 3:
+            for chunk in tl.static_range(CHUNKS):
+                at = column + chunk * CHUNK
+                ok = is_row & (at[None, :] < inputs)
+                if CHUNKS > 1:
+                    sum = _residual(x, x_stride, parts, before, row, at, ok, rows, inputs, NPARTS, HAS_BEFORE)
+                    if ADD and INPUT == 2:
+                        sum = _add_position(sum, table, positions, row, at, ok, rows, inputs, table_size)
+                centred = tl.where(at[None, :] < inputs, sum - mean[:, None], 0.0)
+                variance += tl.sum(centred * centred, 1)
+        factor = tl.rsqrt(variance / inputs + eps)
+        for chunk in tl.static_range(CHUNKS):
+            at = column + chunk * CHUNK
+            ok = is_row & (at[None, :] < inputs)
+            if CHUNKS > 1:
+                sum = _residual(x, x_stride, parts, before, row, at, ok, rows, inputs, NPARTS, HAS_BEFORE)
+                if ADD and INPUT == 2:
+                    sum = _add_position(sum, table, positions, row, at, ok, rows, inputs, table_size)
+                if INPUT != 3:
+                    scale = tl.load(norm_weight + at, mask=at < inputs, other=0.0)
+                    shift = tl.load(norm_bias + at, mask=at < inputs, other=0.0)
+            if INPUT == 3:
+                values = sum
+            else:
+                values = (sum - mean[:, None]) * factor[:, None] * scale[None, :].to(tl.float32)
+                values += shift[None, :].to(tl.float32)
+            if ADD and INPUT == 1:
+                values = _add_position(values, table, positions, row, at, ok, rows, inputs, table_size)
+            to = new_x + row[:, None] * new_stride + at[None, :]
+            if stores:
+                if INPUT == 1:
+                    tl.store(to, values.to(dtype), ok)
+                else:
+                    tl.store(to, sum.to(dtype), ok)
+                if KEEP:
+                    tl.store(normal + row[:, None] * inputs + at[None, :], values.to(dtype), ok)
+            if CHUNKS == 1:
+                total = tl.dot(values.to(dtype), whole, total, input_precision="ieee")
+            else:
+                tile = tl.load(weight + element + at[:, None], mask=is_output & (at[:, None] < inputs), other=0.0)
+                total = tl.dot(values.to(dtype), tile, total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def activate(values, ACTIVATION: tl.constexpr):
+    """Apply an activation function."""
+    if ACTIVATION == 1:
+        values = tl.maximum(values, 0.0)
+    elif ACTIVATION == 2:
+        values = 0.5 * values * (1.0 + tl.erf(values * 0.7071067811865476))
+    elif ACTIVATION == 3:
+        values = values * tl.sigmoid(values)
+    return values
+
+
+@triton.jit(do_not_specialize=["rows", "per_sentence"])
+def linear(
+    x,
+    x_stride,
+    parts,
+    before,
+    norm_weight,
+    norm_bias,
+    new_x,
+    new_stride,
+    normal,
+    table,
+    positions,
+    weight,
+    bias,
+    out,
+    residual,  # [any, residual_width], added to each `residual_width` outputs of STORE, where ADDS
+    row_map,  # [sentences], the row of `x` (READS) or of `residual` (ADDS) that is read for each row of `out`
+    cache,  # QUERY_KEY_VALUE: keys and values of a layer [slots, 2, width]; SOURCE_KEY_VALUE: of all layers
+    slots,  # [rows], the slot of each row
+    active,  # [rows / per_sentence]
+    rows,
+    per_sentence,
+    outputs,
+    inputs,
+    table_size,
+    residual_width,
+    layer_stride,  # SOURCE_KEY_VALUE: numbers of a layer in `cache`
+    eps: tl.constexpr,
+    INPUT: tl.constexpr,
+    OUTPUT: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    NPARTS: tl.constexpr,
+    HAS_BEFORE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ADD: tl.constexpr,
+    KEEP: tl.constexpr,
+    READS: tl.constexpr,
+    ADDS: tl.constexpr,
+    MAPS: tl.constexpr,  # whether `residual` is read through `row_map`
+    WIDTH: tl.constexpr,  # of a key, where there are keys
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    EVEN: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Apply a linear layer. Grid: (tiles of outputs, tiles of rows, parts of the inputs)."""
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    part = tl.program_id(2)
+    to_row = row
+    if READS:
+        # The kernel before writes the map.
+        wait(PDL)
+        row = tl.load(row_map + row, mask=row < rows // per_sentence, other=rows)
+    if not is_live(active, row, rows, per_sentence):
+        wait(PDL)
+        return
+    offset = tl.zeros((OUTPUTS,), dtype=tl.float32)
+    if HAS_BIAS:
+        offset = tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)
+    first = 0
+    last = inputs
+    if OUTPUT == 1:
+        first = part * CHUNK * CHUNKS
+        last = tl.minimum(first + CHUNK * CHUNKS, inputs)
+    total = product(
+        x, x_stride, parts, before, norm_weight, norm_bias, new_x, new_stride, normal, table, positions, weight, row,
+        output, rows, outputs, inputs, first, last, table_size, tl.program_id(0) == 0, eps, INPUT, NPARTS, HAS_BEFORE,
+        ADD, KEEP, ROWS, OUTPUTS, CHUNK, CHUNKS, EVEN, PDL,
+    )  # fmt: skip
+    is_row, is_output = row[:, None] < rows, output[None, :] < outputs
+    ok = is_row & is_output
+    if OUTPUT == 1:
+        tl.store(out + (part * rows + row[:, None]) * outputs + output[None, :], total, ok)
+        return
+    total = activate(total + offset[None, :], ACTIVATION)
+    if OUTPUT == 0:
+        if ADDS:
+            of_row = row
+            if MAPS:
+                of_row = tl.load(row_map + row, mask=row < rows, other=0)
+            at = of_row[:, None] * residual_width + (output % residual_width)[None, :]
+            total += tl.load(residual + at, mask=ok, other=0.0).to(tl.float32)
+        tl.store(out + to_row[:, None] * outputs + output[None, :], total.to(out.dtype.element_ty), ok)
+    elif OUTPUT == 2:
+        slot = tl.load(slots + row, mask=row < rows, other=-1)[:, None].to(tl.int64)
+        is_query = output[None, :] < WIDTH
+        tl.store(out + row[:, None] * WIDTH + output[None, :], total.to(out.dtype.element_ty), ok & is_query)
+        to = cache + slot * (2 * WIDTH) + (output - WIDTH)[None, :]
+        tl.store(to, total.to(cache.dtype.element_ty), ok & ~is_query & (slot >= 0))
+    else:
+        slot = tl.load(slots + row, mask=row < rows, other=-1)[:, None].to(tl.int64)
+        layer = (output // (2 * WIDTH)).to(tl.int64)
+        to = cache + (layer * layer_stride + output % (2 * WIDTH))[None, :] + slot * (2 * WIDTH)
+        tl.store(to, total.to(cache.dtype.element_ty), ok & (slot >= 0))
+
+
+@triton.jit(do_not_specialize=["rows", "per_sentence"])
+def attend(
+    x,
+    x_stride,
+    parts,
+    before,
+    norm_weight,
+    norm_bias,
+    new_x,
+    query_weight,
+    query_bias,
+    query,  # [rows, D]
+    cache,  # keys and values [slots, 2, D]
+    bases,  # [B], the first slot of each sentence
+    last_visible,  # [rows], or [B] in cross-attention: the last slot that a row reads, counted from its base
+    ancestors,  # [B, 2, BEAM, columns], where BEAM: which hypothesis wrote an earlier position
+    columns,
+    out_weight,  # [D, D]
+    out,  # [heads, rows, D], fp32
+    active,
+    rows,
+    per_sentence,
+    width,
+    head_width,
+    scale,
+    eps: tl.constexpr,
+    CROSS: tl.constexpr,
+    INPUT: tl.constexpr,
+    NPARTS: tl.constexpr,
+    HAS_BEFORE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BEAM: tl.constexpr,  # hypotheses of a sentence: a position has a slot of each; 0 without beam search
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    EVEN: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Attention of one head of one sentence and its part of the output projection; CROSS first projects the query.
+
+    Grid: (sentences * tiles of their rows, heads, tiles of outputs).
+    """
+    tiles = tl.cdiv(per_sentence, ROWS)
+    sentence = tl.program_id(0) // tiles
+    head = tl.program_id(1)
+    offset = (tl.program_id(0) % tiles) * ROWS + tl.arange(0, ROWS)
+    is_row = offset < per_sentence
+    row = tl.where(is_row, sentence * per_sentence + offset, rows)
+    output = tl.program_id(2) * OUTPUTS + tl.arange(0, OUTPUTS)
+    dim = tl.arange(0, HEAD)
+    is_dim = dim < head_width
+    if tl.load(active + sentence) == 0:
+        wait(PDL)
+        return
+    is_out = (output[None, :] < width) & is_dim[:, None]
+    from_out = out_weight + output[None, :] * width + (head * head_width + dim)[:, None]
+    if OUTPUTS <= EARLY:
+        out_tile = tl.load(from_out, mask=is_out, other=0.0)
+    if CROSS:
+        number = tl.where(is_dim, head * head_width + dim, width)
+        shift = tl.zeros((HEAD,), dtype=tl.float32)
+        if HAS_BIAS:
+            shift = tl.load(query_bias + number, mask=is_dim, other=0.0).to(tl.float32)
+        projected = product(
+            x, x_stride, parts, before, norm_weight, norm_bias, new_x, width, x, x, last_visible, query_weight, row,
+            number, rows, width, width, 0, width, 0, (head == 0) & (tl.program_id(2) == 0), eps, INPUT, NPARTS,
+            HAS_BEFORE, False, False, ROWS, HEAD, CHUNK, CHUNKS, EVEN, PDL,
+        )  # fmt: skip
+        queries = (projected + shift[None, :]).to(x.dtype.element_ty)
+        last = tl.zeros((ROWS,), tl.int32) + tl.load(last_visible + sentence).to(tl.int32)
+    else:
+        wait(PDL)
+        is_query = is_row[:, None] & is_dim[None, :]
+        from_query = query + row[:, None] * width + (head * head_width + dim)[None, :]
+        queries = tl.load(from_query, mask=is_query, other=0.0)
+        last = tl.load(last_visible + row, mask=is_row, other=0).to(tl.int32)
+    # Offsets into a large cache do not fit 32 bits.
+    keys = cache + tl.load(bases + sentence).to(tl.int64) * (2 * width) + head * head_width
+    highest = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((ROWS,), dtype=tl.float32)
+    attended = tl.zeros((ROWS, HEAD), dtype=tl.float32)
+    end = tl.max(last) + 1
+    if BEAM > 0:
+        # Of the two tables, the one for this length (hypotheses.py).
+        own = tl.minimum(offset, BEAM - 1)[:, None]
+        written = ancestors + ((sentence * 2 + (end + 1) % 2) * BEAM + own).to(tl.int64) * columns
+        end *= BEAM
+    for start in range(0, end, SLOTS):
+        slot = start + tl.arange(0, SLOTS)
+        ok = (slot < end)[:, None] & is_dim[None, :]
+        at = keys + slot[:, None] * (2 * width) + dim[None, :]
+        key = tl.load(at, mask=ok, other=0.0)
+        value = tl.load(at + width, mask=ok, other=0.0)
+        scores = tl.dot(queries, tl.trans(key), input_precision="ieee") * scale
+        if BEAM > 0:
+            position = (slot // BEAM)[None, :]
+            earlier = tl.load(written + position, mask=is_row[:, None] & (position < last[:, None]), other=-1)
+            visible = (slot % BEAM)[None, :] == tl.where(position == last[:, None], own, earlier)
+        else:
+            visible = slot[None, :] <= last[:, None]
+        scores = tl.where(visible, scores, float("-inf"))
+        # Finite from the first tile on, because every row sees position 0.
+        new_highest = tl.maximum(highest, tl.max(scores, 1))
+        weights, factor = tl.exp(scores - new_highest[:, None]), tl.exp(highest - new_highest)
+        total = total * factor + tl.sum(weights, 1)
+        attended = tl.dot(weights.to(value.dtype), value, attended * factor[:, None], input_precision="ieee")
+        highest = new_highest
+    if OUTPUTS > EARLY:
+        out_tile = tl.load(from_out, mask=is_out, other=0.0)
+    context = (attended / total[:, None]).to(out_tile.dtype)
+    result = tl.dot(context, out_tile, input_precision="ieee")
+    ok = is_row[:, None] & (output[None, :] < width)
+    tl.store(out + (head * rows + row[:, None]) * width + output[None, :], result, ok)
