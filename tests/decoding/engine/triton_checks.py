@@ -55,7 +55,7 @@ def check_attention(device: str, dtype: torch.dtype) -> None:
     assert torch.equal(joined, apart)
 
 
-def _let_the_interpreter_multiply_bfloat16() -> None:
+def let_the_interpreter_multiply_bfloat16() -> None:
     """Triton's interpreter holds bfloat16 as integers, which it would multiply as such."""
     multiply = InterpreterBuilder.create_dot
 
@@ -68,7 +68,7 @@ def _let_the_interpreter_multiply_bfloat16() -> None:
 
 
 if __name__ == "__main__":
-    _let_the_interpreter_multiply_bfloat16()
+    let_the_interpreter_multiply_bfloat16()
     for number_type in (torch.float32, torch.float16, torch.bfloat16):
         check_linear("cpu", number_type)
         check_attention("cpu", number_type)
