@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from fairseq_plugins.benchmarks.gpu_check import device, exactness, programs, released, training
+from fairseq_plugins.benchmarks.gpu_check import device, engine, exactness, programs, released, training
 from fairseq_plugins.benchmarks.gpu_check.environment import Environment
 from fairseq_plugins.benchmarks.gpu_check.report import FAILED, NOT_RUN, Outcome, render
 from fairseq_plugins.benchmarks.gpu_check.worker import Check, Worker
@@ -32,6 +32,8 @@ _LONGEST = 180.0
 _USE_ALL = (programs.benchmark, programs.training)
 # The most important first: the time may be up before the last.
 CHECKS: tuple[tuple[str, Check], ...] = (
+    ("ids and bits of Triton's engine", engine.ids),
+    ("speed of Triton's engine", engine.speed),
     ("fp32 ids are fairseq's", exactness.fp32_equals_fairseq),
     ("fp16 and bf16 ids and scores are greedy's", exactness.half_equals_greedy),
     ("bits do not depend on the batch", exactness.bits),

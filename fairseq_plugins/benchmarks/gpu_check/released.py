@@ -1,6 +1,7 @@
 """Check of the released models: fairseq's ids in fp32, greedy's in half precision."""
 
 import lzma
+from collections.abc import Iterator
 from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
@@ -38,6 +39,13 @@ def released_models(env: Environment) -> Outcome:
             cells = [f"{ours.name} {precision}", f"{same} of {len(output)}, {reference.name}"]
             rows.append([folder.name, *cells])
     return passed_if(good, "all identical" if good else "ids differ", rows=rows)
+
+
+def released_benches(env: Environment, precision: str) -> Iterator[tuple[str, Bench]]:
+    """Yield name and bench of each released model with a drafter, in a precision."""
+    for folder in sorted(file.parent for file in env.checkpoints.glob("*/drafter.pt")):
+        options = [] if precision == "fp32" else [f"--{precision}"]
+        yield folder.name, _bench(env, folder, _binarised(env, folder), *options)
 
 
 def _bench(env: Environment, folder: Path, data: Path, *options: str) -> Bench:
