@@ -11,12 +11,14 @@ from torch import Tensor
 
 from fairseq_plugins.api.forks import usable_in_forks
 from fairseq_plugins.api.generators import Generators, Search
+from fairseq_plugins.api.inputs import check_characters, check_string, warn_of_lines
 from fairseq_plugins.api.results import CallStatistics, RecordedStats, Translation, emitted_of
 from fairseq_plugins.api.spelling import python_errors
 from fairseq_plugins.api.text import TextCoder
 from fairseq_plugins.commands.session import Session
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.errors import ConfigurationError
 
 DraftIds = Sequence[Sequence[Sequence[int]]]
 """Target ids of the drafts of each sentence."""
@@ -28,6 +30,9 @@ class BatchDecoder:
     Args:
         session: the model.
         threads: of a CPU that the calls use; None for torch's number.
+
+    Attributes:
+        max_source_tokens: maximum source length in tokens, with EOS and without a language token.
     """
 
     def __init__(self, session: Session, threads: int | None) -> None:
@@ -41,11 +46,30 @@ class BatchDecoder:
         self._thread = threading.local()
         # Build a generator, so that options that do not fit the model fail here, not at the first sentence.
         self._give_back(self._take(self._generators.search({})))
+        # The task may put a language token before each source.
+        blank = session.batch(self._dataset([self._text.source([])]), [0])
+        self.max_source_tokens: int = session.max_positions[0] + 1 - int(blank["net_input"]["src_lengths"][0])
 
     @property
     def statistics(self) -> CallStatistics:
         """Counts of this thread's last call; for an iterator that has not ended, counts so far."""
         return getattr(self._thread, "statistics", None) or CallStatistics()
+
+    def _encode(self, text: str, name: str) -> Tensor:
+        """Return the ids [S] of a sentence; errors name it."""
+        check_string(text, name)
+        check_characters(text, name)
+        warn_of_lines(text, name)
+        return self._source(self._text.tokenize(text), name)
+
+    def _source(self, tokens: Sequence[str], name: str) -> Tensor:
+        source = self._text.source(tokens)
+        if len(source) > self.max_source_tokens:
+            raise ConfigurationError(
+                f"{name}: has {len(source)} tokens, and the model reads at most {self.max_source_tokens}; split it, or "
+                'leave it out with on_error="skip"'
+            )
+        return source
 
     @contextmanager
     def _turn(self) -> Iterator[None]:

@@ -21,7 +21,6 @@ from fairseq_plugins.api.inputs import (
     check_tokens,
     check_words,
     texts_of,
-    warn_of_lines,
 )
 from fairseq_plugins.api.options import CallOptions, SearchOptions
 from fairseq_plugins.api.results import CallStatistics, Step, Translation, emitted_of
@@ -61,9 +60,6 @@ class Model(BatchDecoder):
         self.decoder: str = self._spec.name
         self.is_lossless: bool = self._spec.is_lossless and not session.cfg.task.int8
         self.source_lang, self.target_lang = languages
-        # The task may put a language token before each source.
-        blank = session.batch(self._dataset([self._text.source([])]), [0])
-        self.max_source_tokens: int = session.max_positions[0] + 1 - int(blank["net_input"]["src_lengths"][0])
 
     def __repr__(self) -> str:
         cfg = self._session.cfg
@@ -375,22 +371,6 @@ class Model(BatchDecoder):
     def knows(self, token: str) -> bool:
         """Return whether the target's dictionary has a subword."""
         return token in self._session.task.target_dictionary
-
-    def _encode(self, text: str, name: str) -> Tensor:
-        """Return the ids [S] of a sentence; errors name it."""
-        check_string(text, name)
-        check_characters(text, name)
-        warn_of_lines(text, name)
-        return self._source(self.tokenize(text), name)
-
-    def _source(self, tokens: Sequence[str], name: str) -> Tensor:
-        source = self._text.source(tokens)
-        if len(source) > self.max_source_tokens:
-            raise ConfigurationError(
-                f"{name}: has {len(source)} tokens, and the model reads at most {self.max_source_tokens}; split it, or "
-                'leave it out with on_error="skip"'
-            )
-        return source
 
     def _draft_ids(
         self, drafts: Sequence[Sequence[Sequence[str]]] | None, sentences: int
