@@ -49,7 +49,7 @@ def test_wrong_names_are_answered_with_few(options: dict, message: str) -> None:
 
 def test_copies_load_the_files_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(UA_GEC.parent)
-    model = fairseq_plugins.load("ua-gec", decoder="iad", device="cpu", iad_lookup="recent")
+    model = fairseq_plugins.load("ua-gec", decoder="iad", device="cpu", iad_lookup="recent", fixed_width=True)
     assert repr(model) == "Model('ua-gec/verifier.pt', decoder='iad')"
     monkeypatch.chdir(tmp_path)
     for copied in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
