@@ -12,6 +12,7 @@ rate. The server is a process of its own; it is started here, at 127.0.0.1, and 
 import argparse
 import asyncio
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -74,6 +75,14 @@ class Server:
         """Return its resident memory in MiB."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * 4096 / 2**20
+
+
+def seconds_of_processors(server: Server) -> tuple[float, float]:
+    """Return the seconds that all processors have worked, and those for the server and this program."""
+    tick = os.sysconf("SC_CLK_TCK")
+    user, nice, system, _, _, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    own = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (user + nice + system + irq + soft + steal) / tick, sum(map(int, own[11:13])) / tick + time.process_time()
 
 
 class Connection:
@@ -270,6 +279,7 @@ def speed(server: Server, model: Model, texts: Sequence[str], clients: int, roun
         return sum(len(body["q"]) for body in part) / total, seconds
 
     fixed(), saturated()
+    before = seconds_of_processors(server)
     table = [(fixed(), saturated(), *one_by_one()) for _ in range(rounds)]
 
     def median(of: Callable[[Any], float]) -> float:
@@ -282,12 +292,14 @@ def speed(server: Server, model: Model, texts: Sequence[str], clients: int, roun
     print(f"that over batches of 32: {ratio:.2f}, over one request after another: {serial:.2f}")
     idle = sorted(second for row in table for second in row[3])
     loaded = sorted(asyncio.run(open_loop(server.port, bodies, through / size / 2)))
+    all_work, own_work = (b - a for a, b in zip(before, seconds_of_processors(server), strict=True))
     for name, seconds in (("idle", idle), ("half load", loaded)):
         p50, p95 = seconds[len(seconds) // 2], seconds[int(len(seconds) * 0.95)]
         print(f"{name:10} p50 {1000 * p50:7.1f} ms   p95 {1000 * p95:7.1f} ms")
     p50s = loaded[len(loaded) // 2] / idle[len(idle) // 2]
     p95s = loaded[int(len(loaded) * 0.95)] / idle[int(len(idle) * 0.95)]
     print(f"half load over idle: p50 {p50s:.2f}, p95 {p95s:.2f}")
+    print(f"other programs had {1 - own_work / all_work:.0%} of the work of the processors")
 
 
 def main() -> None:
