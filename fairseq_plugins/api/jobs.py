@@ -46,7 +46,9 @@ class Job:
 
 
 class Engine(Protocol):
-    """What decodes the jobs of a service."""
+    """What decodes the jobs of a service; its `name` says how."""
+
+    name: str
 
     def admit(self, job: Job) -> None:
         """Add a job; raise ConfigurationError if it does not fit."""

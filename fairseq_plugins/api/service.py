@@ -49,7 +49,7 @@ class Service:
         ConfigurationError: for numbers below 1.
 
     Attributes:
-        engine: how sentences are decoded, and why: "continuous batches", or "whole batches: ...".
+        engine: how sentences are decoded, and why: "continuous batches, native: ...", or "whole batches: ...".
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Service:
         self._engine: Engine
         try:
             self._engine = ContinuousEngine(model, threads, max_beam)
-            self.engine = "continuous batches"
+            self.engine = self._engine.name
         except NotNative as reason:
             self._engine = WholeBatches(model)
             self.engine = f"whole batches: {reason}"

@@ -53,6 +53,7 @@ class ContinuousEngine:
                 threads or torch.get_num_threads(),
                 min(self._session.max_positions[0], _MAX_POSITIONS),
             )
+            self.name = f"continuous batches, {generator.backend.name}: {generator.backend.reason}"
         self._thread = threading.Thread(target=self._deliver, name="service", daemon=True)
         self._thread.start()
 
@@ -142,6 +143,8 @@ class ContinuousEngine:
 
 class WholeBatches:
     """Decodes waiting jobs with equal options together, where the backend admits no sentences into a running batch."""
+
+    name = "whole batches"
 
     def __init__(self, model: "Model") -> None:
         self._model = model

@@ -91,7 +91,7 @@ class ServedModel:
                 self.languages = (named[1], named[2])
             return
         seconds = time.perf_counter() - started
-        logger.info(f"model {self.name}: {model.decoder}, {service.engine}, {model.backend}; {seconds:.1f} s")
+        logger.info(f"model {self.name}: {model.decoder}, {service.engine}; {seconds:.1f} s")
         self.state, self.problem = "ready", ""
 
     def _load(self) -> Model:

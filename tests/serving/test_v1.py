@@ -96,6 +96,7 @@ def test_options_that_do_not_fit_are_errors_of_the_request(client: Client) -> No
 
 def test_models(client: Client) -> None:
     good, broken = client.get("/v1/models")
+    assert good.pop("engine").startswith("continuous batches, native: ")
     assert good == {
         "source": "en",
         "target": "de",
@@ -103,7 +104,6 @@ def test_models(client: Client) -> None:
         "problem": "",
         "decoder": "gad",
         "lossless": True,
-        "engine": "continuous batches",
     }
     assert broken["state"] == "broken" and broken["target"] == "fr" and "no such folder" in broken["problem"]
     assert "/v1/stream" in client.get("/openapi.json")["paths"]
