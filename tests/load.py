@@ -317,7 +317,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     texts = Path(args.text).read_text(encoding="utf-8").splitlines()[: args.sentences]
-    server = Server(args.folder, args.threads)
+    server = Server(args.folder, args.threads, arguments=["--timeout", "600"])
     try:
         print(f"first answer after {server.start():.2f} s", flush=True)
         model = fairseq_plugins.load(args.folder, device="cpu", threads=args.threads)
