@@ -6,7 +6,8 @@
 `check`: clients send requests of mixed lengths and options, with --faults among clients that leave, read slowly, and
 send what is malformed or too large. Every text must be that of `translate` alone, and the server's memory flat.
 `speed`: requests and sentences per second from many clients, beside calls of `translate`, and latency at half of that
-rate. The server is a process of its own; it is started here, at 127.0.0.1, and ends with the program.
+rate. `beside`: the same beside a server of FastAPI and CTranslate2 (tests/ctranslate_server.py), in turn.
+The server is a process of its own; it is started here, at 127.0.0.1, and ends with the program.
 """
 
 import argparse
@@ -53,17 +54,19 @@ class Server:
     threads: int
     port: int = field(default_factory=free_port)
     arguments: Sequence[str] = ()
+    module: str = "fairseq_plugins.serving.cli"
 
     def start(self) -> float:
         """Start it; return the seconds until its first answer."""
-        command = [sys.executable, "-m", "fairseq_plugins.serving.cli", self.folder, "--port", str(self.port)]
+        command = [sys.executable, "-m", self.module, self.folder, "--port", str(self.port)]
         command += ["--threads", str(self.threads), *self.arguments]
+        first = {"q": ["1"], "source": "en", "target": "de"}
         started = time.perf_counter()
         self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         deadline = started + 120
         while time.perf_counter() < deadline and self.process.poll() is None:
             try:
-                status, _ = asyncio.run(Connection(self.port).ask("/translate", {"q": "1", "target": "de"}))
+                status, _ = asyncio.run(Connection(self.port).ask("/translate", first))
                 if status == 200:
                     return time.perf_counter() - started
             except OSError:
@@ -302,11 +305,28 @@ def speed(server: Server, model: Model, texts: Sequence[str], clients: int, roun
     print(f"other programs had {1 - own_work / all_work:.0%} of the work of the processors")
 
 
+def beside(servers: Sequence[Server], texts: Sequence[str], clients: int, rounds: int, size: int) -> None:
+    """Print throughput and latency of servers, in turn."""
+    groups = [list(texts[start : start + size]) for start in range(0, len(texts), size)]
+    bodies = [{"q": group, "source": "en", "target": "de"} for group in groups]
+    found: dict[str, list[tuple[float, float, float]]] = {server.module: [] for server in servers}
+    for number in range(rounds + 1):
+        for server in servers:
+            total, seconds = asyncio.run(closed_loop(server.port, bodies, clients))
+            seconds.sort()
+            if number > 0:
+                p50, p95 = seconds[len(seconds) // 2], seconds[int(len(seconds) * 0.95)]
+                found[server.module].append((len(texts) / total, p50, p95))
+    for name, rows in found.items():
+        rate, p50, p95 = (statistics.median(column) for column in zip(*rows, strict=True))
+        print(f"{name:30} {rate:7.1f} sentences/s   p50 {1000 * p50:6.0f} ms   p95 {1000 * p95:6.0f} ms")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", help="of a model")
     parser.add_argument("text", help="a sentence a line")
-    parser.add_argument("what", choices=["check", "speed"])
+    parser.add_argument("what", choices=["check", "speed", "beside"])
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--sentences", type=int, default=400, help="of the text")
@@ -317,9 +337,18 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     texts = Path(args.text).read_text(encoding="utf-8").splitlines()[: args.sentences]
-    server = Server(args.folder, args.threads, arguments=["--timeout", "600"])
+    long = ["--timeout", "600"] if args.what == "check" else []
+    server = Server(args.folder, args.threads, arguments=long)
     try:
         print(f"first answer after {server.start():.2f} s", flush=True)
+        if args.what == "beside":
+            other = Server(args.folder, args.threads, module="tests.ctranslate_server")
+            try:
+                other.start()
+                beside([server, other], texts, args.clients, args.rounds, args.size)
+            finally:
+                other.process.kill()
+            return
         model = fairseq_plugins.load(args.folder, device="cpu", threads=args.threads)
         if args.what == "speed":
             speed(server, model, texts, args.clients, args.rounds, args.size)

@@ -47,3 +47,36 @@ def test_two_actors(text: Path, tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert (tmp_path / "out").read_text(encoding="utf-8") == expected(text)
+
+
+SERVE = """
+import json, sys, urllib.request
+from ray import serve
+from examples.serve.serve_with_ray import app
+serve.run(app({"folder": sys.argv[1], "replicas": "2", "threads": "1"}))
+body = json.dumps({"q": "People", "target": "de"}).encode()
+request = urllib.request.Request("http://127.0.0.1:8000/translate", body, {"Content-Type": "application/json"})
+print("answer:", json.load(urllib.request.urlopen(request, timeout=60))["translatedText"])
+serve.shutdown()
+"""
+
+
+def test_a_replica_has_the_servers_interface() -> None:
+    pytest.importorskip("fastapi", reason="pip install '.[serve]'")
+    from examples.serve import serve_with_ray
+
+    model = REPOSITORY / "checkpoints" / "multi30k.en-de"
+    paths = serve_with_ray.application(str(model), threads=1).openapi()["paths"]
+    assert {"/translate", "/v1/stream", "/ready"} <= paths.keys()
+    with pytest.raises(RuntimeError, match="cannot be loaded"):
+        serve_with_ray.application("/nonexistent", threads=1)
+
+
+@pytest.mark.slow
+def test_two_replicas() -> None:
+    pytest.importorskip("ray.serve", reason="pip install 'ray[serve]' runs it")
+    model = REPOSITORY / "checkpoints" / "multi30k.en-de"
+    ran = subprocess.run(
+        [sys.executable, "-c", SERVE, model], check=True, timeout=300, cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert f"answer: {fairseq_plugins.load(model).translate('People')}" in ran.stdout

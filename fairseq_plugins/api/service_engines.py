@@ -40,8 +40,6 @@ class ContinuousEngine:
             generator = model._generators.batch_invariant(max_beam)
             if not isinstance(generator, DraftVerifyGenerator):
                 raise NotNative("fairseq's own search")
-            if generator.samples > 1:
-                raise NotNative("several samples of a sentence")
             generator.stats = RecordedStats(model.decoder)
             self._generator = generator
             self._arguments = self._constant_arguments()

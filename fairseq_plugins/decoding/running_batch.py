@@ -8,7 +8,6 @@ from fairseq_plugins.decoding.backends import Backend
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.engine.native import NotNative
 from fairseq_plugins.decoding.native_backend import NativeBackend, hypotheses_of
-from fairseq_plugins.decoding.sampling import Sampling
 from fairseq_plugins.decoding.search.beam import eos_forbidden_error
 from fairseq_plugins.decoding.state import Decoded, Hypothesis, StepOutput
 
@@ -85,7 +84,7 @@ class _NativeBatch:
         max_source: int,
         max_sentences: int,
     ) -> None:
-        self._kernels, self._method, self._sampling = backend.kernels, backend.method, backend.sampling
+        self._kernels, self._method = backend.kernels, backend.method
         self._searches_beams = backend.searches_beams
         self._max_len, self._pad = constraints.max_len, constraints.pad
         self._kernels.open(
@@ -116,11 +115,7 @@ class _NativeBatch:
             prefix=prefix,
             drafts=drafts,
             streams=streams,
-            **({} if self._sampling is None else self._noise(sample, self._sampling)),
         )
-
-    def _noise(self, sample: dict[str, Any], sampling: Sampling) -> dict[str, Any]:
-        return {"noise_key": sample["noise_keys"][0].tolist(), "topk": sampling.topk, "topp": sampling.topp}
 
     def cancel(self, number: int) -> None:
         self._kernels.cancel(number)
