@@ -9,7 +9,7 @@ from torch import nn
 from fairseq_plugins.decoding.engine.weights import Precision
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.models.support import unsupported_reason
+from fairseq_plugins.models.support import unsupported_model
 
 
 def check_task_options(cfg: Any, spec: MethodSpec) -> None:
@@ -32,7 +32,7 @@ def check_task_options(cfg: Any, spec: MethodSpec) -> None:
 def check_fit(spec: MethodSpec, options: MethodOptions, context: MethodContext) -> None:
     """Raise ConfigurationError if verifiers, drafter, dictionaries and options do not fit each other."""
     for model in context.models if spec.runs_verifier else ():
-        reason = unsupported_reason(getattr(model, "decoder", model))
+        reason = unsupported_model(model)
         if reason is not None:
             raise ConfigurationError(
                 f"--path: this {type(model).__name__} cannot be decoded with --decoder {spec.name}: "

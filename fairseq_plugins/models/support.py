@@ -1,10 +1,13 @@
 """Check which of fairseq's Transformers the engine can run; it refuses all others."""
 
-from fairseq.models.speech_to_text.s2t_transformer import TransformerDecoderScriptable
-from fairseq.models.transformer import TransformerDecoderBase
+from fairseq.models import FairseqEncoderDecoderModel
+from fairseq.models.speech_to_text.s2t_transformer import S2TTransformerModel, TransformerDecoderScriptable
+from fairseq.models.transformer import TransformerDecoderBase, TransformerModelBase
 from fairseq.modules import MultiheadAttention
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import nn
+
+from fairseq_plugins.models.exact_types import changed_part, shared_part
 
 # A subclass that overrides one of these methods computes something else.
 _DECODER_METHODS = ("forward", "extract_features", "extract_features_scriptable", "output_layer")
@@ -35,7 +38,21 @@ def unsupported_reason(decoder: nn.Module) -> str | None:
         reason = _unsupported_layer(layer)
         if reason is not None:
             return reason
-    return None
+    if getattr(decoder, "runs_in_cached_decoder", False):
+        return changed_part(decoder, (type(decoder), TransformerDecoderLayerBase)) or shared_part(decoder.layers)
+    classes = (TransformerDecoderBase, TransformerDecoderLayerBase)
+    return changed_part(decoder, classes, _EQUIVALENT) or shared_part(decoder.layers)
+
+
+def unsupported_model(model: nn.Module) -> str | None:
+    """Return why the engine cannot run the decoder of a model, or changes its scores; None if it can."""
+    # S2TTransformerModel only notes the order of the dimensions.
+    stock = (TransformerModelBase, FairseqEncoderDecoderModel, S2TTransformerModel)
+    for name in ("get_normalized_probs", "get_normalized_probs_scriptable"):
+        own = getattr(type(model), name, None)
+        if own not in (None, *(getattr(model_class, name) for model_class in stock)):
+            return f"its class {type(model).__name__} changes {name}()"
+    return unsupported_reason(getattr(model, "decoder", model))
 
 
 def _unsupported_layer(layer: nn.Module) -> str | None:

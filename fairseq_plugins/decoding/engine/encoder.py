@@ -21,6 +21,7 @@ from fairseq_plugins.decoding.engine.rows import may_have_padding
 from fairseq_plugins.decoding.engine.shapes import MAX_ROWS, rounded_up
 from fairseq_plugins.decoding.engine.weights import Precision, embeddings, norm, quantized_layer, read_encoder_layer
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.models.exact_types import changed_part
 from fairseq_plugins.models.positions import KNOWN_POSITIONS, position_table
 
 logger = logging.getLogger(__name__)
@@ -188,6 +189,8 @@ def is_known_encoder(encoder: FairseqEncoder) -> bool:
         return False
     methods = ("forward", "forward_scriptable", "forward_embedding", "forward_torchscript")
     if any(getattr(type(encoder), name) is not getattr(TransformerEncoderBase, name) for name in methods):
+        return False
+    if changed_part(encoder, (TransformerEncoderBase, TransformerEncoderLayerBase)) is not None:
         return False
     return isinstance(encoder.embed_tokens, nn.Embedding) and all(map(_is_known_layer, encoder.layers))
 
