@@ -90,7 +90,10 @@ class Constraints:
 
     def penalised(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
         """Subtract the unknown-word penalty from log-probabilities [...] of tokens [...], as `apply` does."""
-        return log_probs if self.unk_penalty == 0 else log_probs - self.unk_penalty * (tokens == self.unk)
+        if self.unk_penalty == 0:
+            return log_probs
+        # Not multiplied: an infinite penalty would make all others NaN.
+        return torch.where(tokens == self.unk, log_probs - self.unk_penalty, log_probs)
 
     def given_prefix(self) -> tuple[Tensor, Tensor] | None:
         """Return tokens [B, P] and lengths [B] of `--prefix-size`; None without it."""

@@ -376,3 +376,13 @@ def test_constraints_are_refused(known: Known) -> None:
 def test_minimum_length_above_the_maximum_is_refused(known: Known) -> None:
     with pytest.raises(ConfigurationError, match="--min-len 9"):
         decode([known.verifier], known.task, known.sample, NoDrafter(), min_len=9, max_len_b=3)
+
+
+@pytest.mark.parametrize("decoder", ["greedy", "iad", "fast-beam"])
+@pytest.mark.parametrize("engine", [None, Engine()], ids=["native", "torch"])
+def test_an_infinite_penalty_forbids_the_unknown_word(decoder: str, engine: Engine | None) -> None:
+    task = make_task(12)
+    model, sample = make_transformer(task, 1, ending=False), make_sample(task, [5, 9, 0])
+    search = {"max_len_b": 15, "unk_penalty": float("inf")}
+    generator, _ = make_generator([model], task, Options(decoder), engine=engine, **search)
+    assert_same_output(generator.generate([model], sample), fairseq_greedy([model], task, sample, **search))
