@@ -33,7 +33,7 @@ setup: $(READY)  ## install everything into .venv (once; about 3 minutes)
 $(READY): setup.py constraints.txt train_scripts/setup.sh
 	@bash train_scripts/setup.sh $(VENV) $(READY)
 
-demo: $(READY)  ## what decoding gains on the released models, and a small drafter trained: 4 minutes (or all on DATA=..., see train)
+demo: $(READY)  ## what decoding gains on the released models, and a small drafter trained: 2 minutes (or all on DATA=..., see train)
 	@$(IN_VENV) bash train_scripts/$(if $(DATA)$(NAME),demo.sh,quick_demo.sh)
 
 train: $(READY)  ## from text to a table: train, distil and decode a small model on the generated corpus (or DATA=... NAME=...)

@@ -191,6 +191,7 @@ setup(
         "rapidfuzz>=3",
         "rich>=13",
         "tensorboard>=2.14",
+        "tensorboardX>=2.6",  # else fairseq asks for it at every start
         "tqdm>=4.60",
     ],
     extras_require={

@@ -1,7 +1,5 @@
 """Draft-and-verify decoding for fairseq: registers the task, models and criterions of `--user-dir fairseq_plugins`."""
 
-import logging
-
 from fairseq_plugins.help_texts import answer_help
 from fairseq_plugins.version import __version__
 
@@ -21,9 +19,6 @@ if is_tool():
     lower_log_level()
 
 from fairseq_plugins.deferred import deferred_imports, deferred_settings, without_garbage_collection  # noqa: E402
-
-# At import fairseq asks for tensorboardX, which only its speech tasks need.
-logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
 with without_garbage_collection(), deferred_settings(), unchanged_logging():
     from fairseq_plugins.safe_loading import allow_fairseq_checkpoints

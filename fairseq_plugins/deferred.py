@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from fairseq_plugins.output import is_tool
 
 # For two of fairseq's criterions, a task and its progress bar.
-_MODULES = ("sklearn", "sklearn.metrics", "scipy.stats", "torch.utils.tensorboard")
+_MODULES = ("sklearn", "sklearn.metrics", "scipy.stats", "tensorboardX", "torch.utils.tensorboard")
 
 
 class _Deferred(ModuleType):

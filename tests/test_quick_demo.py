@@ -26,7 +26,13 @@ def test_quick_demo(tmp_path: Path, programs: Path) -> None:
         (tmp_path / "checkpoints" / model).symlink_to(REPOSITORY / "checkpoints" / model)
     run = run_recipe("quick_demo.sh", tmp_path, **SMALL, **quick(programs))
     assert run.returncode == 0, run.stdout + run.stderr
-    for decoder, same in (("greedy", "6 of 6"), ("gad", "6 of 6"), ("iad", "6 of 6"), ("gad", "4 of 4")):
+    for decoder, same in (
+        ("greedy", "6 of 6"),
+        ("gad", "6 of 6"),
+        ("gad fixed width", "6 of 6"),
+        ("iad", "6 of 6"),
+        ("gad", "4 of 4"),
+    ):
         row = rf"^{decoder} +[\d.]+ +{same} +\d+\.\d\d +\d+\.\d +[\d.-]+ +[\d.-]+$"
         assert re.search(row, run.stdout, re.MULTILINE), run.stdout
     assert "epoch 1" in run.stdout and "Finished in" in run.stdout

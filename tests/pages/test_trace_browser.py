@@ -155,16 +155,34 @@ def test_address_names_sentence_and_iteration(opened: Page, hundred: Path) -> No
     assert opened.one("#heading").text == "Sentence 71"
 
 
-def test_opens_at_a_rejection(opened: Page, tmp_path: Path) -> None:
-    tokens, symbols = [4, 5, 6, EOS], [*SPECIAL, "one", "two", "three"]
+def test_opens_where_tokens_are_accepted_before_a_rejection(opened: Page, tmp_path: Path) -> None:
+    tokens, symbols = [4, 5, 6, EOS], [*SPECIAL, "star@@", "ring", "three"]
     undrafted = sentence(0, tokens, tokens, [note([], [token], 0, 1) for token in tokens])
-    drafted = sentence(
-        1, tokens, tokens, [note([4], [4, 5], 1, 2), note([5, EOS], [6, EOS], 0, 1), note([], [EOS], 0, 1)]
+    rejected = sentence(
+        1, tokens, tokens, [note([5, EOS], [4, EOS], 0, 1), *(note([], [one], 0, 1) for one in tokens[1:])]
     )
-    opened.open(html(write(tmp_path / "t.jsonl", [header(symbols, symbols), undrafted, drafted])))
-    assert opened.one("#heading").text == "Sentence 1" and opened.one("#status").text.startswith(
-        "Iteration 2 of 3: 0 of 2"
+    accepted = sentence(2, tokens, tokens, [note([], [4], 0, 1), note([5, 6, 6], [5, 6, EOS, EOS], 2, 3)])
+    records = [header(symbols, symbols), undrafted, rejected, accepted]
+    opened.open(html(write(tmp_path / "t.jsonl", records)))
+    assert opened.one("#heading").text == "Sentence 2"
+    assert opened.one("#status").text.startswith("Iteration 2 of 2: 2 of 3")
+    assert opened.one("#title").text == opened.driver.title == "How gad++ decoded 3 sentences"
+    # Pieces of a word stand together, without their marks.
+    assert opened.texts("#output .token") == ["star", "ring", "three", "</s>"]
+    assert opened.texts("#output .joined") == ["ring"]
+    star, ring, three = (
+        opened.script(f"return document.querySelectorAll('#output .token')[{i}].getBoundingClientRect().toJSON()")
+        for i in range(3)
     )
+    assert abs(star["right"] - ring["left"]) < 1 < three["left"] - ring["right"]
+
+
+def test_the_table_fits_a_phone(opened: Page, paper: Path) -> None:
+    opened.look(width=390)
+    opened.open(paper)
+    opened.one("#details summary").click()
+    assert opened.script("const box = document.querySelector('.scroll'); return box.scrollWidth - box.clientWidth") <= 0
+    opened.look(width=1280)
 
 
 def test_future_tokens_are_readable(opened: Page, paper: Path) -> None:

@@ -247,10 +247,13 @@ class Recipe:
         sets, path = f"{self.languages} --gen-subset train,valid", shlex.quote(teacher)
         if "decode" in self.wanted and not output.exists():
             self.check_needs("decode", self.data / f"dict.{s.tgt}.txt", *map(Path, teacher.split(":")))
-            say(f"[....] translate the training set with {teacher}")
+            translate = f"translate the training set with {teacher}"
+            say(f"[....] {translate}")
+            start = time.monotonic()
             search = f"--decoder {decoder} --beam {s.DISTIL_BEAM} --max-tokens {s.DISTIL_MAX_TOKENS}"
             options = f"{s.task_options} {s.distil_options} {s.DECODING_OPTIONS} {self.precision}"
             run(f"spec-dec-distill decode {self.data} {sets} --path {path} --output {shards} {search} {options}")
+            say(f"[done] {translate}: {shards}, {minutes(time.monotonic() - start)} min")
         limits = (f"--max-length-ratio {ratio} " if ratio else "") + ("--keep-raw" if keep_raw else "")
         merge = f"spec-dec-distill merge {self.data} {sets} {limits} --shards {shards} --destdir {output}"
         title = "check, merge and binarise the translations"
