@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fairseq_plugins.decoding.alignment import Extract, align
 from fairseq_plugins.decoding.backends import Backend
 from fairseq_plugins.decoding.constraints import Constraints, constraints_of, refuse_unsupported_settings
+from fairseq_plugins.decoding.engine.encoder import is_known_encoder
 from fairseq_plugins.decoding.engine.rows import from_host
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.decoding.sampling import group_samples, with_samples
@@ -94,6 +95,9 @@ class DraftVerifyGenerator(SequenceGenerator):
         # Whether nobody else has the models. Comparing weights takes up to a tenth of the time of a short sentence.
         self.weights_are_fixed = False
         # Not as attributes of this module, which would count the drafter as a part of it.
+        # The position tables that the engine reads end there; other encoders check this themselves.
+        known = [model.encoder.max_positions() for model in models if is_known_encoder(model.encoder)]
+        self._max_source = min(known, default=math.inf)
         self._read_from = [*models, *([] if drafter is None else [drafter])]
         self._chosen: _Chosen | None = None
 
@@ -143,6 +147,12 @@ class DraftVerifyGenerator(SequenceGenerator):
             if not self.search.supports_constraints:
                 raise ConfigurationError("--constraints: are not for this search; use --decoder fast-beam")
             sample = {**sample, "constraints": constraints}
+        source = sample["net_input"]["src_tokens"]
+        if source.dim() == 2 and source.size(1) > self._max_source:
+            raise ConfigurationError(
+                f"a source has {source.size(1)} tokens, and the model reads at most {self._max_source} "
+                "(--max-source-positions); split it or leave it out"
+            )
         if self.number is not None:
             sample = self.number(sample)
         if self.drafts is not None:

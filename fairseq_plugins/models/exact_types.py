@@ -19,7 +19,7 @@ from torch import nn
 
 # Modules without weights, or of which the engine knows what they do with theirs.
 _EXACT: set[type[nn.Module]] = {
-    *(nn.Linear, nn.LayerNorm, nn.Embedding, nn.ModuleList, nn.ModuleDict, nn.Dropout, nn.Identity),
+    *(nn.Linear, nn.LayerNorm, nn.Embedding, nn.ModuleList, nn.ModuleDict, nn.Dropout, nn.Identity, nn.GRU),
     *(FairseqDropout, LayerDropModuleList, LearnedPositionalEmbedding, MultiheadAttention),
     SinusoidalPositionalEmbedding,
 }

@@ -60,3 +60,15 @@ def test_loaded_weights_are_used() -> None:
         model.load_state_dict(make_transformer(make_task(), seed, ending=False).state_dict())
         hypotheses = task.inference_step(generator, [model], sample)
         assert ids(hypotheses) == ids(fairseq_greedy([model], task, sample, max_len_b=20))
+
+
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("options", [{}, {"no_compiled_steps": True}], ids=["native", "torch"])
+def test_a_source_beyond_the_positions_is_refused(options: dict[str, Any], learned: bool) -> None:
+    task, model = make_stock_task(), make_transformer(make_task(), 1, ending=False, encoder_learned_pos=learned)
+    generator = wrap(task, decoder="greedy", **options).build_generator([model], Namespace(max_len_b=20))
+    fits = make_sample(make_task(), [63, 7])  # and EOS
+    hypotheses = task.inference_step(generator, [model], fits)
+    assert ids(hypotheses) == ids(fairseq_greedy([model], task, fits, max_len_b=20))
+    with pytest.raises(ConfigurationError, match="a source has 65 tokens, and the model reads at most 64"):
+        task.inference_step(generator, [model], make_sample(make_task(), [64, 7]))
