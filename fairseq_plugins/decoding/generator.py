@@ -167,6 +167,12 @@ class DraftVerifyGenerator(SequenceGenerator):
         self, request: tuple[dict[str, Any], Constraints, int], decoded: Decoded, started: float, has_prefix: bool
     ) -> Hypotheses:
         sample, _, first_token = request
+        if self.match_source_len:
+            # As fairseq does, rank outputs that are longer than their source last.
+            for longest, outputs in zip(sample["net_input"]["src_lengths"].tolist(), decoded.outputs, strict=True):
+                for output in outputs:
+                    if len(output.tokens) - 1 > longest:
+                        output.score = torch.full_like(output.score, -torch.inf)
         hypotheses = self.hypotheses(decoded.outputs)
         if self.extract_alignment is not None:
             align(self.model.models, sample, hypotheses, self.extract_alignment, (self.pad, self.eos), first_token)
