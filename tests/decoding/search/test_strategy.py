@@ -18,7 +18,8 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "unordered": {"constraints": "unordered"},
     "groups": {"diverse_beam_groups": 2},
     "siblings": {"diversity_rate": 0.7},
-    "lengths": {"match_source_len": True},
+    # A low temperature lets hypotheses outgrow their sources.
+    "lengths": {"match_source_len": True, "temperature": 0.2},
     "lm": {"lm_path": "lm"},
     "groups and lm": {"diverse_beam_groups": 4, "diverse_beam_strength": 1.5, "lm_path": "lm"},
 }
