@@ -3,14 +3,11 @@
 `TRITON_INTERPRET=1 python -m tests.decoding.engine.triton_checks` runs them on a CPU, in Triton's interpreter.
 """
 
-from typing import Any
-
 import torch
-import triton.language as tl
 from torch import Tensor
-from triton.runtime.interpreter import InterpreterBuilder
 
 from fairseq_plugins.decoding.engine import fixed_shapes, triton_kernels
+from tests.decoding.engine.gpu.interpreter import multiply_by_rows
 
 
 def _numbers(*shape: int, seed: int, dtype: torch.dtype, device: str) -> Tensor:
@@ -55,20 +52,8 @@ def check_attention(device: str, dtype: torch.dtype) -> None:
     assert torch.equal(joined, apart)
 
 
-def let_the_interpreter_multiply_bfloat16() -> None:
-    """Triton's interpreter holds bfloat16 as integers, which it would multiply as such."""
-    multiply = InterpreterBuilder.create_dot
-
-    def create_dot(self: Any, left: Any, right: Any, *others: Any) -> Any:
-        if left.dtype.scalar == tl.bfloat16:
-            left, right = (self.cast_impl(operand, tl.float32) for operand in (left, right))
-        return multiply(self, left, right, *others)
-
-    InterpreterBuilder.create_dot = create_dot
-
-
 if __name__ == "__main__":
-    let_the_interpreter_multiply_bfloat16()
+    multiply_by_rows()
     for number_type in (torch.float32, torch.float16, torch.bfloat16):
         check_linear("cpu", number_type)
         check_attention("cpu", number_type)

@@ -14,8 +14,7 @@ from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.gpu_backend import GpuBackend
 from fairseq_plugins.decoding.state import Decoded
 from fairseq_plugins.decoding.torch_backend import TorchBackend
-from tests.decoding.engine.gpu.interpreter import patch_once
-from tests.decoding.engine.triton_checks import let_the_interpreter_multiply_bfloat16
+from tests.decoding.engine.gpu.interpreter import multiply_by_rows, patch_once
 from tests.support import Options, make_drafter, make_generator, make_sample, make_task, make_transformer
 
 TASK = make_task(12)
@@ -110,7 +109,7 @@ CHECKS = {"greedy": greedy, "features": features, "half": half}
 if __name__ == "__main__":
     torch.set_num_threads(1)
     patch_once()
-    let_the_interpreter_multiply_bfloat16()
+    multiply_by_rows()
     for name in sys.argv[1:] or CHECKS:
         start = time.perf_counter()
         CHECKS[name]()
