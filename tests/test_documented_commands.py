@@ -140,7 +140,8 @@ def test_drafter_for_a_stock_verifier_of_other_sizes(corpus: Corpus, programs: P
         run_line(filled_in(line, own), tmp_path, programs)
     outputs = []
     for decoder in ("greedy", "gad"):
-        (line,) = [line for line in runnable("README.md") if f"--decoder {decoder} " in line and "fairseq" in line]
+        commands = [line for line in runnable("README.md") if line.startswith("fairseq-generate")]
+        (line,) = [line for line in commands if f"--decoder {decoder} " in f"{line} "]
         printed = run_line(filled_in(line, own), tmp_path, programs)
         outputs.append(sorted(row.split("\t")[::2] for row in printed.splitlines() if row.startswith("H-")))
     assert outputs[0] == outputs[1] and len(outputs[0]) == 20

@@ -52,6 +52,8 @@ def convert(checkpoint: str, task_cfg: Any, folder: Path) -> Path:
             languages = task_cfg.source_lang, task_cfg.target_lang
             FairseqConverter(str(checked), str(task_cfg.data), *languages).convert(str(converted))
             converted.rename(target)
+    except ConfigurationError:
+        raise
     except (ValueError, KeyError, AttributeError, RuntimeError) as error:
         raise ConfigurationError(
             f"--path {checkpoint}: CTranslate2 cannot convert it ({' '.join(str(error).split())[:200]}); "

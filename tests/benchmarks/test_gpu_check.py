@@ -18,7 +18,7 @@ import torch
 
 from fairseq_plugins.benchmarks import measuring
 from fairseq_plugins.benchmarks.gpu_check import __main__ as command
-from fairseq_plugins.benchmarks.gpu_check import device, exactness, programs, report, training
+from fairseq_plugins.benchmarks.gpu_check import device, engine, exactness, programs, report, training
 from fairseq_plugins.benchmarks.gpu_check.environment import BEAM_1, GAD, Environment, largest_difference, same_ids
 from fairseq_plugins.benchmarks.gpu_check.report import FAILED, NOT_RUN, PASSED, Outcome
 from fairseq_plugins.benchmarks.gpu_check.worker import Worker
@@ -29,7 +29,8 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = (training.two_processes, *(check for _, check in command.CHECKS if check.__module__ == programs.__name__))
 # Of an output.
 PARTS = ("ids", "scores")
-IN_PROCESS = [check for _, check in command.CHECKS if check not in PROGRAMS]
+NEEDS_GPU = [check for _, check in command.CHECKS if check.__module__ == engine.__name__]
+IN_PROCESS = [check for _, check in command.CHECKS if check not in (*PROGRAMS, *NEEDS_GPU)]
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,11 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     folder = tmp_path_factory.mktemp("gpu")
     shutil.copytree(ROOT / "checkpoints" / "ua-gec", folder / "checkpoints" / "ua-gec")
     return Environment("cpu", folder, "tiny", 4, (3, 6), 60, (1, 3), folder / "checkpoints")
+
+
+@pytest.mark.parametrize("check", NEEDS_GPU, ids=lambda check: check.__name__)
+def test_checks_of_the_engine_say_that_they_need_a_gpu(check: command.Check, env: Environment) -> None:
+    assert check(env).state == NOT_RUN
 
 
 @pytest.mark.parametrize("check", IN_PROCESS, ids=lambda check: check.__name__)

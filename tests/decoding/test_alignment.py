@@ -4,6 +4,7 @@ from argparse import Namespace
 
 import pytest
 import torch
+from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.models.transformer_align import TransformerAlignModel
 
 import fairseq_plugins
@@ -47,10 +48,11 @@ def test_api_gives_the_source_subword_of_each_target_subword() -> None:
     assert model.translate(text, return_scores=True).alignment is None
 
 
-def test_models_without_attention_are_named() -> None:
+def test_models_without_attention_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     task = make_task(40, decoding_method="greedy")
     model = make_transformer(task, 3)
-    model.decoder.extract_features = lambda *_, **__: (torch.zeros(1), {"attn": [None]})
+    without = lambda *_, **__: (torch.zeros(1), {"attn": [None]})  # noqa: E731
+    monkeypatch.setattr(TransformerDecoderBase, "extract_features", without)
     generator = task.build_generator([model], Namespace(print_alignment="hard"))
     with pytest.raises(ConfigurationError, match="--print-alignment: the model has no attention"):
         generator.generate([model], make_sample(task, [3]))

@@ -19,6 +19,7 @@ from fairseq_plugins.decoding.gpu_backend import GpuBackend
 _NAMES = ("greedy", "gad", "fast-beam")
 _BY_NAME = {contender.name: contender for contender in CONTENDERS}
 _BATCHES = (1, 7, 48)
+_NEEDS_GPU = "Triton's engine needs a GPU; its interpreter is slow"
 
 
 @contextmanager
@@ -37,6 +38,8 @@ def triton_engine() -> Iterator[None]:
 
 def ids(env: Environment) -> Outcome:
     """Compare released models: fp32 with fairseq's searches, fp16 and bf16 bit by bit with `greedy` at batch 1."""
+    if not env.is_gpu:
+        return Outcome(NOT_RUN, _NEEDS_GPU)
     rows, good = [["model", "decoder", "batch", "identical", "largest difference"]], True
     for folder, bench in released_benches(env, "fp32"):
         for name in _NAMES:
@@ -85,6 +88,8 @@ def _captured(generator: Any) -> int:
 
 def speed(env: Environment) -> Outcome:
     """Time sentences at batch 1 and 48 in fp16, beside the captured loop in PyTorch and fairseq's beam 5."""
+    if not env.is_gpu:
+        return Outcome(NOT_RUN, _NEEDS_GPU)
     rows = [["model", "decoder", "engine", "batch", "ms a sentence", "over fairseq beam 5", "us an iteration"]]
     for folder, bench in released_benches(env, "fp16"):
         for size in (1, 48):
