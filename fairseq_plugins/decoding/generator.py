@@ -92,7 +92,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         self.choose = choose
         # Returns token ids of the user's drafts for every sentence of a batch (methods/reuse.py).
         self.drafts: Callable[[dict[str, Any]], Sequence[Sequence[Sequence[int]]]] | None = None
-        # Whether nobody else has the models. Comparing weights takes up to a tenth of the time of a short sentence.
+        # Whether the models are ours alone. Comparing weights takes up to a tenth of the time of a short sentence.
         self.weights_are_fixed = False
         # Not as attributes of this module, which would count the drafter as a part of it.
         # The position tables that the engine reads end there; other encoders check this themselves.

@@ -125,7 +125,7 @@ def apply_quantized(x: Tensor, layer: QuantizedLinear) -> Tensor:
     largest = x.abs().amax(-1, keepdim=True)
     steps = torch.where(largest > _SMALLEST_INPUT, 127 / largest, 0.0)
     rounded = (x * steps).round().clamp(-127, 127)
-    # Sums of so many products are exact in fp32.
+    # Sums of this many products are exact in fp32.
     parts = zip(rounded.split(_EXACT_PRODUCTS, -1), layer.weight.split(_EXACT_PRODUCTS, -1), strict=True)
     products = sum(F.linear(part, weight.to(x.dtype)).to(torch.int32) for part, weight in parts)
     assert isinstance(products, Tensor)
