@@ -11,7 +11,7 @@ import torch
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.engine.native import NotNative
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec, NativeMethod
-from fairseq_plugins.decoding.native_backend import hypotheses_of, refusal
+from fairseq_plugins.decoding.native_backend import hypotheses_of, limits_of, refusal
 from fairseq_plugins.decoding.search.beam import eos_forbidden_error
 from fairseq_plugins.decoding.state import Decoded, Hypothesis, StepOutput
 
@@ -91,13 +91,8 @@ class GpuBackend:
             self.method.on_batch(sample)
         self.engine.begin(
             sample["net_input"]["src_tokens"],
-            pad=constraints.pad,
-            unk=constraints.unk,
-            eos=constraints.eos,
+            **limits_of(constraints),
             first_token=first_token,
-            min_len=constraints.min_len,
-            max_len=constraints.max_len,
-            unk_penalty=constraints.unk_penalty,
             temperature=self.temperature,
             prefix=constraints.prefix,
             drafts=[] if self.method.drafts is None else self.method.drafts(sample),

@@ -98,13 +98,8 @@ class NativeBackend:
         self.module.set_threads(torch.get_num_threads())
         self.kernels.begin(
             source.contiguous(),
-            pad=constraints.pad,
-            unk=constraints.unk,
-            eos=constraints.eos,
+            **limits_of(constraints),
             first_token=first_token,
-            min_len=constraints.min_len,
-            max_len=constraints.max_len,
-            unk_penalty=constraints.unk_penalty,
             temperature=self.temperature,
             prefix=None if constraints.prefix is None else constraints.prefix.contiguous(),
             drafts=[] if self.method.drafts is None else self.method.drafts(sample),
@@ -128,6 +123,12 @@ class NativeBackend:
         except self.module.EosForbidden:
             raise eos_forbidden_error(constraints.max_len) from None
         return Decoded([hypotheses_of(hypotheses) for hypotheses in nbest], [[count] for count in steps])
+
+
+def limits_of(constraints: Constraints) -> dict[str, Any]:
+    """Return the limits of a batch as arguments of the kernels' `begin`."""
+    names = ("pad", "unk", "eos", "min_len", "max_len", "unk_penalty")
+    return {name: getattr(constraints, name) for name in names}
 
 
 def hypotheses_of(found: list[Any]) -> list[Hypothesis]:

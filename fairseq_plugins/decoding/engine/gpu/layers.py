@@ -39,8 +39,17 @@ def is_live(active, row, rows, per_sentence):
 
 
 @triton.jit
-def _residual(x, stride, parts, before, row, column, ok, rows, width, NPARTS: tl.constexpr, HAS_BEFORE: tl.constexpr):
-    """Return x plus the partial results plus the bias that belongs to these, in fp32."""
+def _add_position(sum, table, positions, row, column, ok, rows, width, table_size):
+    position = tl.minimum(tl.load(positions + row, mask=row < rows, other=0), table_size - 1)
+    return sum + tl.load(table + position[:, None] * width + column[None, :], mask=ok, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _residual(
+    x, stride, parts, before, table, positions, row, column, ok, rows, width, table_size, NPARTS: tl.constexpr,
+    HAS_BEFORE: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    """Return x plus the partial results, the bias that belongs to these, and where ADD the positions, in fp32."""
     sum = tl.load(x + row[:, None] * stride + column[None, :], mask=ok, other=0.0).to(tl.float32)
     # Four parts at a time are in flight: more would not fit the registers.
     for first in tl.range(0, NPARTS - NPARTS % 4, 4):
@@ -51,13 +60,9 @@ def _residual(x, stride, parts, before, row, column, ok, rows, width, NPARTS: tl
         sum += tl.load(parts + (part * rows + row[:, None]) * width + column[None, :], mask=ok, other=0.0)
     if HAS_BEFORE:
         sum += tl.load(before + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+    if ADD:
+        sum = _add_position(sum, table, positions, row, column, ok, rows, width, table_size)
     return sum
-
-
-@triton.jit
-def _add_position(sum, table, positions, row, column, ok, rows, width, table_size):
-    position = tl.minimum(tl.load(positions + row, mask=row < rows, other=0), table_size - 1)
-    return sum + tl.load(table + position[:, None] * width + column[None, :], mask=ok, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -125,9 +130,10 @@ def product(
         for chunk in tl.static_range(CHUNKS):
             at = column + chunk * CHUNK
             ok = is_row & (at[None, :] < inputs)
-            sum = _residual(x, x_stride, parts, before, row, at, ok, rows, inputs, NPARTS, HAS_BEFORE)
-            if ADD and INPUT == 2:
-                sum = _add_position(sum, table, positions, row, at, ok, rows, inputs, table_size)
+            sum = _residual(
+                x, x_stride, parts, before, table, positions, row, at, ok, rows, inputs, table_size, NPARTS,
+                HAS_BEFORE, ADD and INPUT == 2,
+            )  # fmt: skip
             mean += tl.sum(sum, 1)
         mean = mean / inputs
         variance = tl.zeros((ROWS,), dtype=tl.float32)
@@ -136,9 +142,10 @@ def product(
                 at = column + chunk * CHUNK
                 ok = is_row & (at[None, :] < inputs)
                 if CHUNKS > 1:
-                    sum = _residual(x, x_stride, parts, before, row, at, ok, rows, inputs, NPARTS, HAS_BEFORE)
-                    if ADD and INPUT == 2:
-                        sum = _add_position(sum, table, positions, row, at, ok, rows, inputs, table_size)
+                    sum = _residual(
+                        x, x_stride, parts, before, table, positions, row, at, ok, rows, inputs, table_size, NPARTS,
+                        HAS_BEFORE, ADD and INPUT == 2,
+                    )  # fmt: skip
                 centred = tl.where(at[None, :] < inputs, sum - mean[:, None], 0.0)
                 variance += tl.sum(centred * centred, 1)
         factor = tl.rsqrt(variance / inputs + eps)
@@ -146,9 +153,10 @@ def product(
             at = column + chunk * CHUNK
             ok = is_row & (at[None, :] < inputs)
             if CHUNKS > 1:
-                sum = _residual(x, x_stride, parts, before, row, at, ok, rows, inputs, NPARTS, HAS_BEFORE)
-                if ADD and INPUT == 2:
-                    sum = _add_position(sum, table, positions, row, at, ok, rows, inputs, table_size)
+                sum = _residual(
+                    x, x_stride, parts, before, table, positions, row, at, ok, rows, inputs, table_size, NPARTS,
+                    HAS_BEFORE, ADD and INPUT == 2,
+                )  # fmt: skip
                 if INPUT != 3:
                     scale = tl.load(norm_weight + at, mask=at < inputs, other=0.0)
                     shift = tl.load(norm_bias + at, mask=at < inputs, other=0.0)

@@ -14,10 +14,8 @@ from fairseq_plugins.decoding.engine.gpu.drafter import Drafter
 from fairseq_plugins.decoding.engine.gpu.runner import (
     PLAIN,
     SOURCE_KEY_VALUE,
-    SUM,
     Input,
     Runner,
-    Scores,
     Step,
     choose_best,
     make_scores,
@@ -186,6 +184,7 @@ class GreedySearch(Search):
 
         self.features = zeros(max(len(self.layers_read), 1) * verifier.width)
         self.hidden = zeros(verifier.width)
+        self.no_drafts = torch.zeros_like(self.batch.num_drafted)
         self.wide: Tensor | None = None if head is None else zeros(head[0].outputs)
         self.projected: Tensor | None = None if head is None else zeros(head[1].outputs)
         self.values = None
@@ -225,7 +224,7 @@ class GreedySearch(Search):
         x = kept.get(0, self.x[: count * model.width].view(count, model.width))
         into = self.scores.of_rows(count)
         positions, slots = self.positions[:count], self.slots[:count]
-        num_drafted = batch.num_drafted if width > 0 else self._no_drafts(places)
+        num_drafted = batch.num_drafted if width > 0 else self.no_drafts[:places]
         rows.verified_rows[(count,)](
             batch.tokens, batch.lengths, batch.draft, num_drafted, batch.prefix, batch.limits, batch.bases,
             model.embedding, none if table is None else table, norm.weight if norm else none,
@@ -259,7 +258,7 @@ class GreedySearch(Search):
         batch, into, rule = self.batch, self.scores, self.acceptance
         scores.accept[(places,)](
             into.token, into.log_prob, into.normalizer, into.watched_scores, into.best_scores, into.only, into.no_eos,
-            batch.limits, batch.draft, batch.num_drafted if width > 0 else self._no_drafts(places),
+            batch.limits, batch.draft, batch.num_drafted if width > 0 else self.no_drafts[:places],
             batch.penalties if self.values is None else self.values, batch.tokens, batch.log_probs, batch.lengths,
             batch.active, batch.emitted, batch.last_row, batch.status, batch.tokens.stride(0), batch.draft.stride(0),
             width + 1, into.tiles, rule.tau, rule.epsilon, MIN_BLOCK=rule.min_block, BETA=rule.top_beta,
@@ -274,11 +273,6 @@ class GreedySearch(Search):
         width, number = self.verifier.width, len(self.layers_read)
         features = self.features[: count * number * width].view(count, number, width)
         return features.flatten(1), {layer: features[:, n] for n, layer in enumerate(self.layers_read)}
-
-    def _no_drafts(self, places: int) -> Tensor:
-        if not hasattr(self, "_zeros"):
-            self._zeros = torch.zeros_like(self.batch.num_drafted)
-        return self._zeros[:places]
 
     def _head(
         self, step: Step, state: Input, kind: int, norm: Norm | None, hidden: Tensor, new_x: Tensor | None
@@ -304,6 +298,3 @@ def packed(sources: Sequence[Sequence[int]], places: Sequence[int], pad: int) ->
         tokens += [pad] * (-len(tokens) % TILE)
         tiles += [[place, begin, len(source)] for _ in range((len(tokens) - begin) // TILE)]
     return tokens, tiles
-
-
-__all__ = ["SUM", "Activation", "EncoderRunner", "Encoded", "GreedySearch", "Scores", "Verified", "packed"]
