@@ -5,7 +5,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -15,8 +16,106 @@ from fairseq_plugins.output import abandon_output, is_output_failure, is_tool, s
 _ASSERTED_OPTION = re.compile(r"--[a-z]")
 
 
+Spelling = Callable[[str, Any], str]
+"""How an option and its value (None: not shown) are written."""
+
+
+def on_command_line(option: str, value: Any) -> str:
+    """Write an option as fairseq's commands take it: `--block-size 3`."""
+    return option if value is None else f"{option} {value}"
+
+
+# Options whose argument in Python has another name, and flags that are the value of one.
+_ARGUMENTS = {"--path": "verifier", "--drafter-path": "drafter", "--nbest": "num_hypotheses"}
+_FLAGS = {"--cpu": ("device", "cpu"), "--fp16": ("precision", "fp16"), "--bf16": ("precision", "bf16")}
+
+
+def in_python(option: str, value: Any) -> str:
+    """Write an option as an argument in Python: `block_size=3`, `decoder="gad"`; `drafts=` without a value."""
+    name, value = _FLAGS.get(option, (_ARGUMENTS.get(option, option[2:].replace("-", "_")), value))
+    is_text = isinstance(value, (str, os.PathLike))
+    is_bare = not is_text or str(value).isupper() or str(value).replace(".", "", 1).isdigit()
+    return f"{name}=" + ("" if value is None else str(value) if is_bare else f'"{value}"')
+
+
+def as_command(options: Collection[str]) -> Spelling:
+    """Return the spelling of a command that names options as Python does, and the others with `--set`.
+
+    Args:
+        options: names of the command's own options, with underscores.
+    """
+
+    def spell(option: str, value: Any) -> str:
+        name = in_python(option, None).removesuffix("=")
+        name = "nbest" if name == "num_hypotheses" else name
+        if name not in options:
+            return f"--set {name}" + ("" if value is None else f"={value}")
+        return on_command_line(f"--{name.replace('_', '-')}", _FLAGS.get(option, (name, value))[1])
+
+    return spell
+
+
+_spelling: Spelling = in_python
+
+
+@contextmanager
+def spelled_as(spelling: Spelling) -> Iterator[None]:
+    """Show errors inside with another spelling of options: that of a command."""
+    global _spelling
+    before, _spelling = _spelling, spelling
+    try:
+        yield
+    finally:
+        _spelling = before
+
+
 class ConfigurationError(ValueError):
-    """A wrong option or input. The message names the option, its value and the remedy."""
+    """A wrong option or input, shown as one line: `--block-size 0: give at least 1`.
+
+    Problem and remedy mention options in braces, `{--decoder}` or `{--decoder gad}` (in f-strings `{{--decoder gad}}`),
+    since commands and programs in Python spell them differently.
+
+    Attributes:
+        option: `--name` of fairseq's commands; the name of anything else, such as `text[3]`; or None.
+        value: what was given; without an option the file that is wrong; None if it says nothing.
+        problem: what is wrong.
+        remedy: what to do.
+    """
+
+    def __init__(self, option: str | None, value: Any = None, problem: str = "", remedy: str = "") -> None:
+        super().__init__(option, value, problem, remedy)
+        self.option, self.value, self.problem, self.remedy = option, value, problem, remedy
+
+    def __str__(self) -> str:
+        """Return the line with the options spelled as this process takes them."""
+        return self.spelled(_spelling)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether this is a whole message, of which nothing is known."""
+        return not self.problem and not self.remedy
+
+    def spelled(self, spelling: Spelling) -> str:
+        """Return the line with options in this spelling."""
+        if self.is_text:
+            return " ".join(str(self.option).split())
+        if self.option is not None and self.option.startswith("--"):
+            shown = spelling(self.option, self.value)
+            subject = [shown.removesuffix("=") if self.value is None else shown]
+        else:
+            subject = [str(part) for part in (self.option, self.value) if part is not None]
+        text = "; ".join(_with_options(part, spelling) for part in (self.problem, self.remedy) if part)
+        return " ".join(": ".join([*([" ".join(subject)] if subject else []), text]).split())
+
+
+def _with_options(text: str, spelling: Spelling) -> str:
+    """Spell the options in braces."""
+    first, *others = text.split("{--")
+    for other in others:
+        option, _, rest = other.partition("}")
+        name, _, value = option.partition(" ")
+        first += spelling(f"--{name}", value or None) + rest
+    return first
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -45,7 +144,7 @@ def explain(error: BaseException, trace: TracebackType | None) -> str | None:
     (a missing or unreadable file, weights that do not fit), and when it checks its options.
     """
     if isinstance(error, ConfigurationError):
-        return " ".join(str(error).split())
+        return str(error)
     if isinstance(error, AssertionError) and _ASSERTED_OPTION.match(str(error)) and _is_fairseqs_own(trace):
         return f"{error}; --decoder beam alone samples" if "--sampling" in str(error) else str(error)
     if type(error).__name__ == "OutOfMemoryError":  # of PyTorch; by name, to avoid its import
@@ -195,6 +294,9 @@ def install_one_line_errors() -> None:
     our commands and fairseq's, Ctrl-C and an unwritable standard output print no traceback either. After Ctrl-C Python
     lets SIGINT end the process, as other programs do: a shell sees 130, and ends its own loop.
     """
+    global _spelling
+    if is_tool():
+        _spelling = on_command_line
     previous = sys.excepthook
     if getattr(previous, "explains_configuration_errors", False):
         return

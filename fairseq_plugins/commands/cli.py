@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from fairseq_plugins.errors import ConfigurationError, did_you_mean, explain
+from fairseq_plugins.errors import ConfigurationError, Spelling, did_you_mean, explain, on_command_line, spelled_as
 from fairseq_plugins.help_texts import version
 from fairseq_plugins.output import (
     READER_IS_GONE,
@@ -118,13 +118,24 @@ def requeue() -> None:
         subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])
 
 
-def run_command(name: str, run: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> int:
+def run_command(
+    name: str,
+    run: Callable[[Sequence[str]], None],
+    argv: Sequence[str] | None = None,
+    spelling: Spelling = on_command_line,
+) -> int:
     """Run a console command; return its exit status.
+
+    Errors name options in the command's spelling.
 
     0, or 2 after a one-line error that the user can mend, 130 after Ctrl-C, 138 after SIGUSR1, or 141, without a
     message, after the reader of the output has ended (`| head`).
     """
-    arguments = sys.argv[1:] if argv is None else list(argv)
+    with spelled_as(spelling):
+        return _run_command(name, run, sys.argv[1:] if argv is None else list(argv))
+
+
+def _run_command(name: str, run: Callable[[Sequence[str]], None], arguments: list[str]) -> int:
     if arguments == ["--version"]:
         print(version())
         return 0

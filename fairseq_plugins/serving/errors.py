@@ -3,7 +3,7 @@
 from starlette.exceptions import HTTPException
 
 from fairseq_plugins.api import ServiceClosed, ServiceFull
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, in_python
 
 
 class Gone(Exception):
@@ -27,7 +27,7 @@ def as_request_error(error: BaseException) -> RequestError:
     if isinstance(error, ServiceClosed):
         return RequestError(503, "the server is shutting down", retry_after=5)
     if isinstance(error, ConfigurationError):
-        return RequestError(400, " ".join(str(error).split()))
+        return RequestError(400, error.spelled(in_python))
     if isinstance(error, TimeoutError):
         return RequestError(504, "the translation takes too long; send less text at a time")
     if isinstance(error, Gone):
