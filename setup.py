@@ -23,7 +23,7 @@ from pathlib import Path
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
-CSRC = Path("fairseq_plugins/decoding/engine/native/csrc")
+CSRC = Path("fairseq_plugins/decoding/native/csrc")
 FLAGS = [
     "-std=c++17",
     "-fPIC",
@@ -170,13 +170,13 @@ setup(
     long_description_content_type="text/markdown",
     project_urls={"Repository": ADDRESS, "Documentation": f"{ADDRESS}/blob/main/docs/index.md"} if ADDRESS else {},
     packages=find_packages(include=["fairseq_plugins", "fairseq_plugins.*"]),
-    ext_modules=[Extension("fairseq_plugins.decoding.engine.native._kernels", sources=[])],
+    ext_modules=[Extension("fairseq_plugins.decoding.native._kernels", sources=[])],
     cmdclass={"build_ext": BuildKernels},
     package_data={
         "fairseq_plugins": ["py.typed"],
         "fairseq_plugins.help_texts": ["*.json", "*.txt"],
         "fairseq_plugins.pages": ["*.html", "*.css", "*.js"],
-        "fairseq_plugins.decoding.engine.native": ["csrc/*.h"],
+        "fairseq_plugins.decoding.native": ["csrc/*.h"],
     },
     install_requires=[
         "fairseq-fixed==0.12.3.1",

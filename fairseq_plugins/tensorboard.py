@@ -22,8 +22,8 @@ from fairseq import utils
 from fairseq_plugins.commands.session import options_of
 from fairseq_plugins.commands.tables import table
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.reliability import HEADERS, Reliability
-from fairseq_plugins.decoding.state import Advance
+from fairseq_plugins.decoding.recording.reliability import HEADERS, Reliability
+from fairseq_plugins.decoding.reference.state import Advance
 from fairseq_plugins.pages.figures import reliability_diagram
 
 SAMPLES = "samples"

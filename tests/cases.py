@@ -7,7 +7,7 @@ from typing import Any
 from fairseq.models.transformer import TransformerModel
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding.stats import SentenceStats
+from fairseq_plugins.decoding.recording.stats import SentenceStats
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.strategies import SEARCHES, SOURCES, TRANSFORMERS, fitting

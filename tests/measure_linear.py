@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from fairseq_plugins.decoding.engine.native import kernels
+from fairseq_plugins.decoding.native import kernels
 
 ROWS = (1, 4, 12, 16, 32, 64, 128)
 LAYERS = ((512, 2048), (2048, 512), (512, 32000))

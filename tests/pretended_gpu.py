@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.cpp_extension import include_paths, library_paths
 
-from fairseq_plugins.decoding.engine import fixed_shapes
-from fairseq_plugins.decoding.engine.graph_capture import Outputs, Run
+from fairseq_plugins.decoding.reference.captured import fixed_shapes
+from fairseq_plugins.decoding.reference.captured.graph_capture import Outputs, Run
 
 CUDA = torch.device("cuda:0")
 # Operations that allocate, or that only look at memory in another way, launch nothing.

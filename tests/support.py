@@ -28,20 +28,20 @@ from torch import Tensor, nn
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import Backend, choose_backend
 from fairseq_plugins.decoding.constraints import Constraints
-from fairseq_plugins.decoding.drafters import Drafter, StatelessDrafter
-from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.engine.native.model import NativeWeights
-from fairseq_plugins.decoding.engine.weights import Precision
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec
-from fairseq_plugins.decoding.sampling import Sampling
-from fairseq_plugins.decoding.search import GreedySearch
-from fairseq_plugins.decoding.search.rules import Rule, exact
-from fairseq_plugins.decoding.state import DecodingState, Draft
-from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
-from fairseq_plugins.decoding.torch_backend import TorchBackend
-from fairseq_plugins.decoding.trace_writer import TraceWriter
-from fairseq_plugins.decoding.verifier import Verifier
+from fairseq_plugins.decoding.native.model import NativeWeights
+from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStats
+from fairseq_plugins.decoding.recording.trace_writer import TraceWriter
+from fairseq_plugins.decoding.reference.backend import TorchBackend
+from fairseq_plugins.decoding.reference.drafters import Drafter, StatelessDrafter
+from fairseq_plugins.decoding.reference.engine import Engine
+from fairseq_plugins.decoding.reference.sampling import Sampling
+from fairseq_plugins.decoding.reference.search import GreedySearch
+from fairseq_plugins.decoding.reference.search.rules import Rule, exact
+from fairseq_plugins.decoding.reference.state import DecodingState, Draft
+from fairseq_plugins.decoding.reference.verifier import Verifier
+from fairseq_plugins.decoding.weights import Precision
 from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
 from fairseq_plugins.tasks.options import SpecDecConfig
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
@@ -207,7 +207,7 @@ class Options:
         self.given = f"{decoder} {block_size} {int8} {options}"
         self.spec = methods.find(decoder)
         if "fixed_width" in {field.name for field in fields(self.spec.options)}:
-            # Drafts must not depend on running times (tests/decoding/engine/native/test_policy.py).
+            # Drafts must not depend on running times (tests/decoding/native/test_policy.py).
             options = {"fixed_width": True, **options}
         if block_size is not None:
             options["block_size"] = block_size

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding import methods
-from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.method import MethodSpec
+from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.options import _DecodingOptions
 from tests.conftest import Corpus

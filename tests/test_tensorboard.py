@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from fairseq_plugins import tensorboard
 from fairseq_plugins.criterions import glat_loss
-from fairseq_plugins.decoding.reliability import Reliability
+from fairseq_plugins.decoding.recording.reliability import Reliability
 from tests.conftest import TINY, TRAINING, Corpus
 from tests.support import make_task, run_in_process
 

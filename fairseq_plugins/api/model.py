@@ -28,7 +28,7 @@ from fairseq_plugins.api.service import MAX_BEAM, MAX_SENTENCES, Service
 from fairseq_plugins.commands.session import Session
 from fairseq_plugins.data.sentences import join_text, split_text
 from fairseq_plugins.decoding.backends import Backend
-from fairseq_plugins.decoding.state import StepOutput
+from fairseq_plugins.decoding.reference.state import StepOutput
 from fairseq_plugins.errors import ConfigurationError
 
 _BATCHES_AHEAD = 32

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
+from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStats
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from fairseq_plugins.api.jobs import Engine, Job, OnStep
 from fairseq_plugins.api.options import CallOptions, SearchOptions
 from fairseq_plugins.api.results import Step, Translation
 from fairseq_plugins.api.service_engines import ContinuousEngine, WholeBatches
-from fairseq_plugins.decoding.engine.native import NotNative
+from fairseq_plugins.decoding.native import NotNative
 from fairseq_plugins.errors import ConfigurationError
 
 if TYPE_CHECKING:

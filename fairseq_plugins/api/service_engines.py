@@ -13,10 +13,10 @@ from fairseq_plugins.api.jobs import Job
 from fairseq_plugins.api.results import CallStatistics, RecordedStats, Translation
 from fairseq_plugins.api.spelling import python_errors
 from fairseq_plugins.decoding.constraints import Constraints
-from fairseq_plugins.decoding.engine.native import NotNative
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.running_batch import open_batch
-from fairseq_plugins.decoding.state import Decoded, StepOutput
+from fairseq_plugins.decoding.native import NotNative
+from fairseq_plugins.decoding.native.running_batch import open_batch
+from fairseq_plugins.decoding.reference.state import Decoded, StepOutput
 from fairseq_plugins.errors import ConfigurationError
 
 if TYPE_CHECKING:

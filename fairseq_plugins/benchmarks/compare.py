@@ -38,7 +38,7 @@ from fairseq_plugins.commands.files import write_atomically
 from fairseq_plugins.commands.machine import machine
 from fairseq_plugins.commands.session import precision
 from fairseq_plugins.commands.tables import shown, table
-from fairseq_plugins.decoding.profile import Profile
+from fairseq_plugins.decoding.recording.profile import Profile
 from fairseq_plugins.output import counted
 
 logger = logging.getLogger("spec-dec-compare")

@@ -7,10 +7,10 @@ from typing import Any
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import Contender
 from fairseq_plugins.commands.tables import table as markdown_table
-from fairseq_plugins.decoding.engine.attention_backend import attention_used
-from fairseq_plugins.decoding.engine.graph_capture import Graphs
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.torch_backend import TorchBackend
+from fairseq_plugins.decoding.reference.backend import TorchBackend
+from fairseq_plugins.decoding.reference.captured.attention_backend import attention_used
+from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs
 
 
 @dataclass(frozen=True)

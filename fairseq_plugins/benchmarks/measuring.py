@@ -13,9 +13,9 @@ from fairseq_plugins.benchmarks.contenders import BEAM_1, GREEDY, Contender, ref
 from fairseq_plugins.benchmarks.gpu_use import GpuUse, gpu_use, graphs_of
 from fairseq_plugins.commands.progress import progress_bar
 from fairseq_plugins.commands.session import precision
-from fairseq_plugins.decoding.engine.graph_capture import EAGER_USES
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.profile import Profile
+from fairseq_plugins.decoding.recording.profile import Profile
+from fairseq_plugins.decoding.reference.captured.graph_capture import EAGER_USES
 
 WARM_UP_SENTENCES = 5
 

@@ -21,12 +21,12 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq_cli import preprocess
 from torch import Tensor, nn
 
-from fairseq_plugins.decoding.drafters import Drafter
-from fairseq_plugins.decoding.drafters.trained import TrainedDrafterOptions, drafted_tokens
-from fairseq_plugins.decoding.engine.encoder import EncoderOut
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import Method, MethodContext, NativeMethod
-from fairseq_plugins.decoding.state import Advance, DecodingState, Draft
+from fairseq_plugins.decoding.reference.drafters import Drafter
+from fairseq_plugins.decoding.reference.encoder import EncoderOut
+from fairseq_plugins.decoding.reference.state import Advance, DecodingState, Draft
+from fairseq_plugins.decoding.trained_drafter import TrainedDrafterOptions, drafted_tokens
 from fairseq_plugins.errors import ConfigurationError
 
 _TINY = (

@@ -8,7 +8,7 @@ from fairseq.logging import metrics
 from torch import Tensor
 
 from fairseq_plugins.data.block_masking import Blocks
-from fairseq_plugins.decoding.reliability import Reliability
+from fairseq_plugins.decoding.recording.reliability import Reliability
 
 # Sums of bins. fairseq hides metrics that begin with an underscore.
 _PREFIX = "_reliability_"

@@ -5,13 +5,13 @@ from collections.abc import Generator
 from typing import Any, Protocol
 
 from fairseq_plugins.decoding.constraints import Constraints
-from fairseq_plugins.decoding.engine.native import NotNative
-from fairseq_plugins.decoding.gpu_backend import GpuBackend
+from fairseq_plugins.decoding.gpu.backend import GpuBackend
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
-from fairseq_plugins.decoding.native_backend import NativeBackend
-from fairseq_plugins.decoding.state import Decoded, StepOutput
-from fairseq_plugins.decoding.torch_backend import TorchBackend
-from fairseq_plugins.decoding.trace_writer import Tracer
+from fairseq_plugins.decoding.native import NotNative
+from fairseq_plugins.decoding.native.backend import NativeBackend
+from fairseq_plugins.decoding.recording.trace_writer import Tracer
+from fairseq_plugins.decoding.reference.backend import TorchBackend
+from fairseq_plugins.decoding.reference.state import Decoded, StepOutput
 
 
 class Backend(Protocol):

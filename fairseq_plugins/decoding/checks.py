@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fairseq_plugins.decoding.engine.weights import Precision
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
+from fairseq_plugins.decoding.weights import Precision
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.support import unsupported_model
 

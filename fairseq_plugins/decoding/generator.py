@@ -13,16 +13,16 @@ from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
 
-from fairseq_plugins.decoding.alignment import Extract, align
 from fairseq_plugins.decoding.backends import Backend
 from fairseq_plugins.decoding.constraints import Constraints, constraints_of, refuse_unsupported_settings
-from fairseq_plugins.decoding.engine.encoder import is_known_encoder
-from fairseq_plugins.decoding.engine.rows import from_host
 from fairseq_plugins.decoding.method import MethodSpec
-from fairseq_plugins.decoding.sampling import group_samples, with_samples
-from fairseq_plugins.decoding.state import Decoded, Hypothesis, StepOutput
-from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
-from fairseq_plugins.decoding.trace_writer import Tracer
+from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStats
+from fairseq_plugins.decoding.recording.trace_writer import Tracer
+from fairseq_plugins.decoding.reference.alignment import Extract, align
+from fairseq_plugins.decoding.reference.encoder import is_known_encoder
+from fairseq_plugins.decoding.reference.rows import from_host
+from fairseq_plugins.decoding.reference.sampling import group_samples, with_samples
+from fairseq_plugins.decoding.reference.state import Decoded, Hypothesis, StepOutput
 from fairseq_plugins.decoding.weight_changes import WeightSnapshot
 from fairseq_plugins.errors import NAN_SCORES, ConfigurationError
 

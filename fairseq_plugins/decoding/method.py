@@ -9,14 +9,14 @@ from fairseq.data import Dictionary
 from fairseq.models import FairseqEncoderDecoderModel
 from torch import nn
 
-from fairseq_plugins.decoding.drafters import Drafter
-from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.engine.kernel_weights import KernelWeights
-from fairseq_plugins.decoding.sampling import Sampling
-from fairseq_plugins.decoding.search import GreedySearch, Search
-from fairseq_plugins.decoding.search.rules import Rule, exact
-from fairseq_plugins.decoding.search.strategy import SearchStrategy
-from fairseq_plugins.decoding.verifier import Verifier, VerifierProtocol
+from fairseq_plugins.decoding.kernel_weights import KernelWeights
+from fairseq_plugins.decoding.reference.drafters import Drafter
+from fairseq_plugins.decoding.reference.engine import Engine
+from fairseq_plugins.decoding.reference.sampling import Sampling
+from fairseq_plugins.decoding.reference.search import GreedySearch, Search
+from fairseq_plugins.decoding.reference.search.rules import Rule, exact
+from fairseq_plugins.decoding.reference.search.strategy import SearchStrategy
+from fairseq_plugins.decoding.reference.verifier import Verifier, VerifierProtocol
 from fairseq_plugins.models.block_nat import BlockNat
 
 GivenDrafts = list[list[list[int]]]

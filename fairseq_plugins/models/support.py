@@ -16,7 +16,7 @@ _EQUIVALENT = {TransformerDecoderScriptable.extract_features}
 
 
 def unsupported_reason(decoder: nn.Module) -> str | None:
-    """Return why the cached decoder (decoding/engine) cannot run a fairseq decoder, or None if it can."""
+    """Return why the cached decoder (decoding/reference) cannot run a fairseq decoder, or None if it can."""
     if not isinstance(decoder, TransformerDecoderBase):
         return f"its decoder is a {type(decoder).__name__}, not a Transformer decoder"
     if not getattr(decoder, "runs_in_cached_decoder", False):

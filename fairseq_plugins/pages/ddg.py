@@ -16,9 +16,9 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.constraints import constraints_of
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.state import DecodingState, Draft, Verification
-from fairseq_plugins.decoding.torch_backend import TorchBackend
-from fairseq_plugins.decoding.verifier import Verifier
+from fairseq_plugins.decoding.reference.backend import TorchBackend
+from fairseq_plugins.decoding.reference.state import DecodingState, Draft, Verification
+from fairseq_plugins.decoding.reference.verifier import Verifier
 
 SOURCE = -1
 """The node of the encoded source."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fairseq_plugins.decoding.reliability import Reliability
+from fairseq_plugins.decoding.recording.reliability import Reliability
 from fairseq_plugins.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from fairseq_plugins.decoding.reliability import Reliability
-from fairseq_plugins.decoding.trace import stream_trace
+from fairseq_plugins.decoding.recording.reliability import Reliability
+from fairseq_plugins.decoding.recording.trace import stream_trace
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.metrics.edit_ratio import edit_ratio
 from fairseq_plugins.pages.runs import Run

@@ -23,7 +23,7 @@ import sacrebleu
 from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.commands.files import write_atomically
 from fairseq_plugins.commands.tables import table
-from fairseq_plugins.decoding.reliability import HEADERS
+from fairseq_plugins.decoding.recording.reliability import HEADERS
 from fairseq_plugins.metrics.texts import pick
 from fairseq_plugins.pages import figures
 from fairseq_plugins.pages.findings import (

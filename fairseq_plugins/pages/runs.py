@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_plugins.commands.typed_values import load_json
-from fairseq_plugins.decoding.stats import SentenceStats
+from fairseq_plugins.decoding.recording.stats import SentenceStats
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.metrics.texts import Text, pick, read_text
 

@@ -19,7 +19,7 @@ from rich.text import Text
 from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.commands.files import write_atomically
 from fairseq_plugins.commands.values import positive
-from fairseq_plugins.decoding.trace import Iteration, Trace, TracedSentence, read_trace, stream_trace
+from fairseq_plugins.decoding.recording.trace import Iteration, Trace, TracedSentence, read_trace, stream_trace
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages.trace_page import (
     EDITS,

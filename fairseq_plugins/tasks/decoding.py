@@ -21,20 +21,20 @@ from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import Backend, choose_backend
 from fairseq_plugins.decoding.checks import check_finite, check_fit, check_task_options
 from fairseq_plugins.decoding.constraints import refuse_search_options, refuse_unsupported_settings
-from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.engine.graph_capture import Graphs
-from fairseq_plugins.decoding.engine.native.model import NativeWeights
-from fairseq_plugins.decoding.engine.weights import Precision
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.half_precision import HALF_DTYPES, precision_of, with_rounded_weights
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
 from fairseq_plugins.decoding.methods.reuse import ReuseOptions
-from fairseq_plugins.decoding.profile import Profile
-from fairseq_plugins.decoding.sampling import Sampling
-from fairseq_plugins.decoding.search.strategy import OPTIONS, SearchStrategy
+from fairseq_plugins.decoding.native.model import NativeWeights
+from fairseq_plugins.decoding.recording.profile import Profile
+from fairseq_plugins.decoding.recording.stats import DecodingStats
+from fairseq_plugins.decoding.recording.trace_writer import Tracer, TraceWriter, check_traceable
+from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs
+from fairseq_plugins.decoding.reference.engine import Engine
+from fairseq_plugins.decoding.reference.half_precision import HALF_DTYPES, precision_of, with_rounded_weights
+from fairseq_plugins.decoding.reference.sampling import Sampling
+from fairseq_plugins.decoding.reference.search.strategy import OPTIONS, SearchStrategy
 from fairseq_plugins.decoding.search_numbers import check_search_numbers
-from fairseq_plugins.decoding.stats import DecodingStats
-from fairseq_plugins.decoding.trace_writer import Tracer, TraceWriter, check_traceable
+from fairseq_plugins.decoding.weights import Precision
 from fairseq_plugins.ending import close_with
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import build_model, read_checkpoint, unwrap

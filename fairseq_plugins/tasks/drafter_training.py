@@ -17,13 +17,13 @@ from fairseq_plugins.criterions.block_reliability import logged_reliability
 from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import choose_backend
-from fairseq_plugins.decoding.drafters.trained import store_survival
-from fairseq_plugins.decoding.engine.arithmetic import without_cudnn_attention
-from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import MethodContext, flag
-from fairseq_plugins.decoding.native_backend import NativeBackend
-from fairseq_plugins.decoding.stats import DecodingStats
+from fairseq_plugins.decoding.native.backend import NativeBackend
+from fairseq_plugins.decoding.recording.stats import DecodingStats
+from fairseq_plugins.decoding.reference.arithmetic import without_cudnn_attention
+from fairseq_plugins.decoding.reference.engine import Engine
+from fairseq_plugins.decoding.trained_drafter import store_survival
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import build_model, check_task, read_checkpoint, unwrap
 from fairseq_plugins.models.block_nat import BlockNat

@@ -16,8 +16,8 @@ from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, CTRANSLATE2_GREEDY
 from fairseq_plugins.benchmarks.gpu_use import GpuUse
 from fairseq_plugins.benchmarks.measuring import Row
-from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.state import Draft
+from fairseq_plugins.decoding.reference.engine import Engine
+from fairseq_plugins.decoding.reference.state import Draft
 from fairseq_plugins.errors import ConfigurationError
 from tests.conftest import Corpus
 from tests.pretended_gpu import moved, pretended_gpu

@@ -22,7 +22,7 @@ from fairseq_plugins.benchmarks.gpu_check import device, engine, exactness, prog
 from fairseq_plugins.benchmarks.gpu_check.environment import BEAM_1, GAD, Environment, largest_difference, same_ids
 from fairseq_plugins.benchmarks.gpu_check.report import FAILED, NOT_RUN, PASSED, Outcome
 from fairseq_plugins.benchmarks.gpu_check.worker import Worker
-from fairseq_plugins.decoding.engine.graph_capture import Graphs
+from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs
 from tests.pretended_gpu import pretended_gpu
 
 ROOT = Path(__file__).parents[2]
@@ -82,7 +82,7 @@ def test_two_processes_on_a_cpu(
 
 def test_graphs_that_run_are_counted(env: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     """With recordings instead of graphs, later passes replay more steps."""
-    from tests.decoding.engine.test_graphed_decoder import Recorder
+    from tests.decoding.reference.captured.test_graphed_decoder import Recorder
 
     recorder = Recorder()
     monkeypatch.setattr("fairseq_plugins.tasks.decoding.Graphs", lambda enabled: Graphs(recorder, "cpu", enabled))
@@ -95,7 +95,7 @@ def test_graphs_that_run_are_counted(env: Environment, monkeypatch: pytest.Monke
 
 
 def test_nothing_is_captured_while_decoding_is_timed(env: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.decoding.engine.test_graphed_decoder import Recorder
+    from tests.decoding.reference.captured.test_graphed_decoder import Recorder
 
     recorder = Recorder()
     monkeypatch.setattr("fairseq_plugins.tasks.decoding.Graphs", lambda enabled: Graphs(recorder, "cpu", enabled))

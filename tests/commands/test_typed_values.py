@@ -13,7 +13,7 @@ from fairseq_plugins.benchmarks.sweep_journal import Journal
 from fairseq_plugins.commands.draft_files import read_drafts
 from fairseq_plugins.commands.typed_values import WrongValue, checked, load_json, parse_json, read_json
 from fairseq_plugins.conversion.settings import Settings
-from fairseq_plugins.decoding.trace import read_trace
+from fairseq_plugins.decoding.recording.trace import read_trace
 from fairseq_plugins.distillation.shards import read_shard
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages.runs import read_stats

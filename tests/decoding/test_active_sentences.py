@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.methods.greedy import NoDrafter
-from fairseq_plugins.decoding.state import DecodingState, Draft
-from fairseq_plugins.decoding.stats import SentenceStats
-from fairseq_plugins.decoding.verifier import Verifier
+from fairseq_plugins.decoding.recording.stats import SentenceStats
+from fairseq_plugins.decoding.reference.engine import Engine
+from fairseq_plugins.decoding.reference.state import DecodingState, Draft
+from fairseq_plugins.decoding.reference.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
 from tests.cases import Case, cases
 from tests.decoding.methods.test_blockwise import make_blockwise
@@ -41,7 +41,7 @@ def check(
 ) -> list[SentenceStats]:
     """Check output and iterations against fairseq and a run of all sentences at once; return the statistics.
 
-    Uses the loop in PyTorch: the compiled kernels admit sentences themselves (tests/decoding/test_native_backend.py).
+    Uses the loop in PyTorch: the compiled kernels admit sentences themselves (native/test_native_backend.py).
     """
     expected = fairseq_greedy(models, task, sample, **search)
     _, at_once = decode(models, task, sample, method, model, engine=Engine(), **search)

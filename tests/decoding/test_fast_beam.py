@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.engine.weights import Precision
-from fairseq_plugins.decoding.search.beam import BeamSearch, select_candidates
-from fairseq_plugins.decoding.state import Beams, Candidates, no_draft
+from fairseq_plugins.decoding.reference.engine import Engine
+from fairseq_plugins.decoding.reference.search.beam import BeamSearch, select_candidates
+from fairseq_plugins.decoding.reference.state import Beams, Candidates, no_draft
+from fairseq_plugins.decoding.weights import Precision
 from fairseq_plugins.errors import ConfigurationError
 from tests.cases import Case, cases
 from tests.strategies import DETERMINISTIC, SEARCHES, SOURCES, TRANSFORMERS, UNSHRUNK, example_count

@@ -11,7 +11,7 @@ from fairseq.sequence_scorer import SequenceScorer
 from fairseq.token_generation_constraints import pack_constraints
 
 from fairseq_plugins.errors import ConfigurationError
-from tests.decoding.search.test_strategy import language_model
+from tests.decoding.reference.search.test_strategy import language_model
 from tests.generation_options import NOTHING, OPTIONS, PRINTING, REFUSED, SAME, Entry
 from tests.support import make_sample, make_task, make_transformer
 

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.methods.greedy import NoDrafter
-from fairseq_plugins.decoding.search.rules import TopBeta
+from fairseq_plugins.decoding.reference.engine import Engine
+from fairseq_plugins.decoding.reference.search.rules import TopBeta
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
 from tests.cases import Case, cases

@@ -9,7 +9,7 @@ import pytest
 
 from fairseq_plugins.benchmarks.setting import conversions
 from fairseq_plugins.commands.files import Destination, write_atomically
-from fairseq_plugins.decoding.partial_file import PartialFile
+from fairseq_plugins.commands.partial_file import PartialFile
 from fairseq_plugins.distillation.merge import merge
 from fairseq_plugins.distillation.shards import ShardWriter
 from fairseq_plugins.errors import ConfigurationError

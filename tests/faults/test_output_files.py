@@ -21,8 +21,8 @@ import pytest
 
 from fairseq_plugins import ending
 from fairseq_plugins.commands.files import destination, write_atomically
-from fairseq_plugins.decoding.partial_file import PartialFile
-from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
+from fairseq_plugins.commands.partial_file import PartialFile
+from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStats
 from fairseq_plugins.errors import ConfigurationError
 from tests.faults.released import Released, options, prepare
 from tests.support import REPOSITORY

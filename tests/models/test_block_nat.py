@@ -10,10 +10,10 @@ from fairseq.models.transformer import TransformerModel, base_architecture
 
 from fairseq_plugins.data.block_masking import Blocks, sample_blocks
 from fairseq_plugins.decoding.constraints import Constraints
-from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions
-from fairseq_plugins.decoding.drafters.nat import NatDrafter
-from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.state import DecodingState
+from fairseq_plugins.decoding.reference.drafters.masked_decoder import DraftOptions
+from fairseq_plugins.decoding.reference.drafters.nat import NatDrafter
+from fairseq_plugins.decoding.reference.engine import Engine
+from fairseq_plugins.decoding.reference.state import DecodingState
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
 from fairseq_plugins.models.positions import position_table

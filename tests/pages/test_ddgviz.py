@@ -20,7 +20,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from PIL import Image
 
-from fairseq_plugins.decoding.engine.engine import Engine
+from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages import ddgviz, ddgviz_figure, ddgviz_page
 from fairseq_plugins.pages.ddg import SOURCE, Sentence, Trace, trace

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_plugins.decoding.stats import SentenceStats
+from fairseq_plugins.decoding.recording.stats import SentenceStats
 from fairseq_plugins.pages import ddgviz_page, report, show_trace
 from tests.pages.browser import NEEDS_BROWSER, Page
 from tests.pages.test_ddgviz import SENTENCES

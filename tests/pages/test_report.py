@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fairseq_plugins.commands.machine import machine
-from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
+from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStats
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages import figures, report
 from fairseq_plugins.pages.findings import (

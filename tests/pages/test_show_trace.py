@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from fairseq_plugins.decoding.trace import read_trace, stream_trace
+from fairseq_plugins.decoding.recording.trace import read_trace, stream_trace
 from fairseq_plugins.metrics.edit_ratio import edit_ratio
 from fairseq_plugins.pages import trace_page
 from fairseq_plugins.pages.show_trace import TerminalView, main, plain_text

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fairseq_plugins.decoding.trace import FORMAT, VERSION
+from fairseq_plugins.decoding.recording.trace import FORMAT, VERSION
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 EOS = 2

@@ -15,8 +15,8 @@ from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.checks import check_fit
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.methods.gad import RelaxedOptions
-from fairseq_plugins.decoding.search import GreedySearch
-from fairseq_plugins.decoding.state import Draft, Verification
+from fairseq_plugins.decoding.reference.search import GreedySearch
+from fairseq_plugins.decoding.reference.state import Draft, Verification
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import block_nat_base
 from fairseq_plugins.tasks.options import SpecDecConfig

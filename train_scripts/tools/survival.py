@@ -7,7 +7,7 @@ import torch
 from fairseq_plugins.averaging import write_checkpoint
 from fairseq_plugins.commands.parsing import as_config, generation_parser, parse_arguments
 from fairseq_plugins.commands.session import Session
-from fairseq_plugins.decoding.drafters.trained import store_survival
+from fairseq_plugins.decoding.trained_drafter import store_survival
 
 
 def measure(data: Path, verifier: Path, drafter: Path, *, subset: str = "valid", batch_size: int = 32) -> str:
@@ -34,7 +34,7 @@ def measure(data: Path, verifier: Path, drafter: Path, *, subset: str = "valid",
     dataset = session.load(subset)
     for sample in session.batches(dataset, session.usable(dataset), batch_size):
         session.decode(generator, sample)
-    model = session.task.decoding.drafters[str(drafter)]
+    model = session.task.decoding.reference.drafters[str(drafter)]
     store_survival(generator.backend.method.policy, model)
     state = torch.load(drafter, map_location="cpu")
     state["model"]["decoder.survival_counts"] = model.decoder.survival_counts

@@ -13,15 +13,15 @@ import torch.nn.functional as F
 from fairseq_plugins.benchmarks.gpu_check.environment import GAD, GREEDY, PASSES, Environment, decode
 from fairseq_plugins.benchmarks.gpu_check.report import Outcome, passed_if
 from fairseq_plugins.benchmarks.gpu_use import graphs_of
-from fairseq_plugins.decoding.engine import fixed_shapes
-from fairseq_plugins.decoding.engine.arithmetic import exact_arithmetic
-from fairseq_plugins.decoding.engine.attention_backend import attention_used
-from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import Method, MethodContext
-from fairseq_plugins.decoding.profile import Profile
-from fairseq_plugins.decoding.torch_backend import TorchBackend
-from fairseq_plugins.decoding.verifier import Verifier
+from fairseq_plugins.decoding.recording.profile import Profile
+from fairseq_plugins.decoding.reference.arithmetic import exact_arithmetic
+from fairseq_plugins.decoding.reference.backend import TorchBackend
+from fairseq_plugins.decoding.reference.cached_decoder import CachedDecoder
+from fairseq_plugins.decoding.reference.captured import fixed_shapes
+from fairseq_plugins.decoding.reference.captured.attention_backend import attention_used
+from fairseq_plugins.decoding.reference.verifier import Verifier
 
 HEADS, HEAD_WIDTH = 8, 64
 # Batch, rows of a sentence and slots, different from those of all other checks.

@@ -14,7 +14,7 @@ from fairseq_plugins.benchmarks.contenders import BEAM_5, CONTENDERS, Contender
 from fairseq_plugins.benchmarks.gpu_check.environment import Environment, decode, largest_difference, same_ids
 from fairseq_plugins.benchmarks.gpu_check.released import released_benches
 from fairseq_plugins.benchmarks.gpu_check.report import NOT_RUN, Outcome, passed_if
-from fairseq_plugins.decoding.gpu_backend import GpuBackend
+from fairseq_plugins.decoding.gpu.backend import GpuBackend
 
 _NAMES = ("greedy", "gad", "fast-beam")
 _BY_NAME = {contender.name: contender for contender in CONTENDERS}

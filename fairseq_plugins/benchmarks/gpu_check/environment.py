@@ -12,7 +12,7 @@ import torch
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import Contender
 from fairseq_plugins.benchmarks.setting import configure
-from fairseq_plugins.decoding.engine.graph_capture import EAGER_USES
+from fairseq_plugins.decoding.reference.captured.graph_capture import EAGER_USES
 
 ROOT = Path(__file__).parents[3]
 # Passes over the same sentences: launched, captured, replayed.

@@ -20,8 +20,8 @@ from fairseq_plugins.benchmarks.gpu_check.environment import (
 )
 from fairseq_plugins.benchmarks.gpu_check.report import NOT_RUN, Outcome, passed_if
 from fairseq_plugins.benchmarks.gpu_use import graphs_of
-from fairseq_plugins.decoding.engine import fixed_shapes
-from fairseq_plugins.decoding.engine.graph_capture import Graphs, capture_on_cuda
+from fairseq_plugins.decoding.reference.captured import fixed_shapes
+from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs, capture_on_cuda
 
 # The library may choose another product while a graph is captured.
 _FP32_DIFFERENCE = 1e-4

@@ -10,9 +10,6 @@ from fairseq.data import Dictionary
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding.checks import check_thresholds
-from fairseq_plugins.decoding.engine.encoder import EncoderOut
-from fairseq_plugins.decoding.engine.native import NotNative
-from fairseq_plugins.decoding.engine.weights import Linear, linear
 from fairseq_plugins.decoding.method import (
     Method,
     MethodContext,
@@ -22,9 +19,12 @@ from fairseq_plugins.decoding.method import (
     draft_and_verify,
     option,
 )
-from fairseq_plugins.decoding.sampling import Sampling
-from fairseq_plugins.decoding.search.rules import TopBeta, exact, with_min_block, within_distance
-from fairseq_plugins.decoding.state import Advance, DecodingState, Draft
+from fairseq_plugins.decoding.native import NotNative
+from fairseq_plugins.decoding.reference.encoder import EncoderOut
+from fairseq_plugins.decoding.reference.sampling import Sampling
+from fairseq_plugins.decoding.reference.search.rules import TopBeta, exact, with_min_block, within_distance
+from fairseq_plugins.decoding.reference.state import Advance, DecodingState, Draft
+from fairseq_plugins.decoding.weights import Linear, linear
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 

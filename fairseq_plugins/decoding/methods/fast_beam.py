@@ -6,17 +6,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_plugins.decoding.engine.encoder import EncoderOut
-from fairseq_plugins.decoding.engine.graph_capture import Outputs
-from fairseq_plugins.decoding.engine.graphed_decoder import GraphedDecoder
-from fairseq_plugins.decoding.engine.layout import BeamLayout
-from fairseq_plugins.decoding.engine.native import NotNative
 from fairseq_plugins.decoding.method import Method, MethodContext, MethodOptions, MethodSpec, NativeMethod
 from fairseq_plugins.decoding.methods.greedy import NoDrafter
-from fairseq_plugins.decoding.search.beam import BeamSearch, best_candidates, select_candidates, select_on_device
-from fairseq_plugins.decoding.search.strategy import SearchStrategy
-from fairseq_plugins.decoding.state import Beams, DecodingState, Draft, Selection
-from fairseq_plugins.decoding.verifier import ModelEnsemble
+from fairseq_plugins.decoding.native import NotNative
+from fairseq_plugins.decoding.reference.captured.graph_capture import Outputs
+from fairseq_plugins.decoding.reference.captured.graphed_decoder import GraphedDecoder
+from fairseq_plugins.decoding.reference.encoder import EncoderOut
+from fairseq_plugins.decoding.reference.layout import BeamLayout
+from fairseq_plugins.decoding.reference.search.beam import (
+    BeamSearch,
+    best_candidates,
+    select_candidates,
+    select_on_device,
+)
+from fairseq_plugins.decoding.reference.search.strategy import SearchStrategy
+from fairseq_plugins.decoding.reference.state import Beams, DecodingState, Draft, Selection
+from fairseq_plugins.decoding.reference.verifier import ModelEnsemble
 
 
 class BeamVerifier(ModelEnsemble):

@@ -5,15 +5,6 @@ from dataclasses import dataclass, replace
 from fairseq.dataclass import ChoiceEnum
 
 from fairseq_plugins.decoding.checks import check_thresholds
-from fairseq_plugins.decoding.drafters.trained import (
-    TrainedDrafterOptions,
-    check_draft_vocabulary,
-    check_drafter,
-    native_drafter,
-    native_policy,
-    trained_drafter,
-)
-from fairseq_plugins.decoding.engine.native import NotNative
 from fairseq_plugins.decoding.method import (
     Method,
     MethodContext,
@@ -23,7 +14,16 @@ from fairseq_plugins.decoding.method import (
     fixed_width_option,
     option,
 )
-from fairseq_plugins.decoding.search.rules import TopBeta
+from fairseq_plugins.decoding.native import NotNative
+from fairseq_plugins.decoding.reference.search.rules import TopBeta
+from fairseq_plugins.decoding.trained_drafter import (
+    TrainedDrafterOptions,
+    check_draft_vocabulary,
+    check_drafter,
+    native_drafter,
+    native_policy,
+    trained_drafter,
+)
 from fairseq_plugins.errors import ConfigurationError
 
 # The settings of GAD Table 1, (top-beta, tau).

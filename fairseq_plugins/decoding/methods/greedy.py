@@ -1,6 +1,5 @@
 """Greedy decoding on our engine, without drafts."""
 
-from fairseq_plugins.decoding.drafters import StatelessDrafter
 from fairseq_plugins.decoding.method import (
     Method,
     MethodContext,
@@ -9,7 +8,8 @@ from fairseq_plugins.decoding.method import (
     NativeMethod,
     draft_and_verify,
 )
-from fairseq_plugins.decoding.state import DecodingState, Draft, no_draft
+from fairseq_plugins.decoding.reference.drafters import StatelessDrafter
+from fairseq_plugins.decoding.reference.state import DecodingState, Draft, no_draft
 
 
 class NoDrafter(StatelessDrafter):

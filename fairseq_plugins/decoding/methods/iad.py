@@ -4,8 +4,9 @@ from dataclasses import dataclass, replace
 
 from fairseq.dataclass import ChoiceEnum
 
-from fairseq_plugins.decoding.drafters.copying import MAX_MATCH, CopyDrafter, source_texts
-from fairseq_plugins.decoding.drafters.trained import (
+from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, draft_and_verify, option
+from fairseq_plugins.decoding.reference.drafters.copying import MAX_MATCH, CopyDrafter, source_texts
+from fairseq_plugins.decoding.trained_drafter import (
     FallbackOptions,
     check_fallback,
     check_fallback_fit,
@@ -13,7 +14,6 @@ from fairseq_plugins.decoding.drafters.trained import (
     native_with_fallback,
     with_fallback,
 )
-from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, draft_and_verify, option
 
 _MAX_WIDTH = 64  # most tokens of a draft that the policy chooses
 

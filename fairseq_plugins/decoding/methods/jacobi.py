@@ -10,8 +10,6 @@ import torch.nn.functional as F
 from fairseq.dataclass import ChoiceEnum
 from torch import Tensor
 
-from fairseq_plugins.decoding.engine.encoder import EncoderOut
-from fairseq_plugins.decoding.engine.rows import cat_padded
 from fairseq_plugins.decoding.method import (
     Method,
     MethodContext,
@@ -22,7 +20,9 @@ from fairseq_plugins.decoding.method import (
     fixed_width_option,
     option,
 )
-from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_draft
+from fairseq_plugins.decoding.reference.encoder import EncoderOut
+from fairseq_plugins.decoding.reference.rows import cat_padded
+from fairseq_plugins.decoding.reference.state import Advance, DecodingState, Draft, no_draft
 from fairseq_plugins.errors import ConfigurationError
 
 # b of GS-Jacobi, and h of hybrid GS-Jacobi.

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Optional
 
-from fairseq_plugins.decoding.drafters.nat import NatDrafter
-from fairseq_plugins.decoding.drafters.trained import check_drafter, drafted_tokens
 from fairseq_plugins.decoding.method import Method, MethodContext, MethodOptions, MethodSpec, option
-from fairseq_plugins.decoding.search import GreedySearch
-from fairseq_plugins.decoding.search.rules import accept_all
-from fairseq_plugins.decoding.verifier import DrafterIsVerifier
+from fairseq_plugins.decoding.reference.drafters.nat import NatDrafter
+from fairseq_plugins.decoding.reference.search import GreedySearch
+from fairseq_plugins.decoding.reference.search.rules import accept_all
+from fairseq_plugins.decoding.reference.verifier import DrafterIsVerifier
+from fairseq_plugins.decoding.trained_drafter import check_drafter, drafted_tokens
 from fairseq_plugins.errors import ConfigurationError
 
 

@@ -7,8 +7,9 @@ from typing import Any, Optional
 
 from fairseq.data import Dictionary
 
-from fairseq_plugins.decoding.drafters.copying import NEAREST_MAX_MATCH, CopyDrafter, draft_texts
-from fairseq_plugins.decoding.drafters.trained import (
+from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, draft_and_verify, option
+from fairseq_plugins.decoding.reference.drafters.copying import NEAREST_MAX_MATCH, CopyDrafter, draft_texts
+from fairseq_plugins.decoding.trained_drafter import (
     FallbackOptions,
     check_fallback,
     check_fallback_fit,
@@ -17,7 +18,6 @@ from fairseq_plugins.decoding.drafters.trained import (
     native_with_fallback,
     with_fallback,
 )
-from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, draft_and_verify, option
 from fairseq_plugins.errors import ConfigurationError
 
 DEFAULT_WIDTH = 32  # most tokens of a draft

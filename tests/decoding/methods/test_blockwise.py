@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.verifier import Verifier
+from fairseq_plugins.decoding.reference.engine import Engine
+from fairseq_plugins.decoding.reference.verifier import Verifier
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
 from tests.strategies import SEARCHES, SOURCES, TRANSFORMERS, UNSHRUNK, example_count
 from tests.support import (

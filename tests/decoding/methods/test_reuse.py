@@ -5,14 +5,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding.drafters.copying import CopyDrafter, draft_texts
-from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.engine.native import kernels
 from fairseq_plugins.decoding.methods.reuse import drafts_of as usable_drafts
+from fairseq_plugins.decoding.native import kernels
+from fairseq_plugins.decoding.reference.drafters.copying import CopyDrafter, draft_texts
+from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.errors import ConfigurationError
 from tests.cases import Case, cases
 from tests.decoding.methods.without_model import blocks_of, drafts_of
-from tests.decoding.test_native_backend import NATIVE, PREFIXES, prefixed
+from tests.decoding.native.test_native_backend import NATIVE, PREFIXES, prefixed
 from tests.learned import learned_drafter
 from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, UNSHRUNK, example_count
 from tests.support import (

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from fairseq_plugins.decoding.drafters import Drafter
-from fairseq_plugins.decoding.search import GreedySearch
-from fairseq_plugins.decoding.state import Verification
+from fairseq_plugins.decoding.reference.drafters import Drafter
+from fairseq_plugins.decoding.reference.search import GreedySearch
+from fairseq_plugins.decoding.reference.state import Verification
 from tests.support import make_state
 
 VOCABULARY = 50

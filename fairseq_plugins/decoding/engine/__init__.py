@@ -1,1 +1,0 @@
-"""Run Transformer layers: cached decoder, encoder, weights, compiled kernels, CUDA graphs."""

@@ -1,0 +1,103 @@
+"""fairseq's beam search on the device, with the hypotheses of csrc/beam_search.cpp.
+
+The rows of a step are hypotheses, `beam` of each place. Keys and values are not reordered: a table of ancestors tells
+attention which hypothesis wrote an earlier position.
+"""
+
+import torch
+import triton
+from torch import Tensor
+
+from fairseq_plugins.decoding.gpu import hypotheses as kernels
+from fairseq_plugins.decoding.gpu.batch import Sizes
+from fairseq_plugins.decoding.gpu.runner import Step, padded, score, tile_of
+from fairseq_plugins.decoding.gpu.search import Search
+from fairseq_plugins.decoding.gpu.weights import Transformer
+
+_COLUMNS = 32  # columns of a tile of tokens or ancestors
+
+
+class EosForbidden(ValueError):
+    """EOS is forbidden at the maximum length, where a hypothesis must end."""
+
+
+class BeamSearch(Search):
+    """Continue the hypotheses of all places by a token at a time.
+
+    Args:
+        encoder, verifier: the models.
+        sizes: of the memory; `beam` hypotheses for each place.
+
+    Raises:
+        ValueError: for a beam that is too wide for the vocabulary.
+    """
+
+    def __init__(self, encoder: Transformer, verifier: Transformer, sizes: Sizes) -> None:
+        assert verifier.projection is not None
+        vocabulary, beam = verifier.projection.outputs, sizes.beam
+        if 2 * beam + 2 > vocabulary:
+            raise ValueError("the beam is too wide for the vocabulary")
+        self.beam, count = beam, 2 * beam
+        super().__init__(encoder, verifier, sizes, min(count, tile_of(verifier.width)))
+        places, columns = sizes.places, sizes.columns
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        floats = torch.float32
+        self.candidate_scores, self.candidate_tokens = (
+            zeros(places * beam, count, dtype=floats),
+            zeros(places * beam, count),
+        )
+        self.ancestors = zeros(places, 2, beam, columns)
+        self.sums = zeros(places, 2, beam, dtype=floats)
+        self.ended_tokens, self.ended_log_probs = (
+            zeros(places, beam, columns),
+            zeros(places, beam, columns, dtype=floats),
+        )
+        self.ended_scores, self.ended_lengths = zeros(places, beam, dtype=floats), zeros(places, beam)
+        self.num_ended = zeros(places)
+
+    def iterate(self, places: int, width: int) -> None:
+        """Launch a step of the first `places` places; there are no drafts, so `width` is 0."""
+        batch, model, count, beam = self.batch, self.verifier, places * self.beam, self.beam
+        table, norm, none, launch = model.positions, model.embedding_norm, model.embedding, self.runner.launch
+        x = self.x[: count * model.width].view(count, model.width)
+        into = self.scores.of_rows(count)
+        positions, slots = self.positions[:count], self.slots[:count]
+        columns = self.sizes.columns
+        kernels.hypothesis_rows[(count,)](
+            batch.tokens, batch.lengths, batch.prefix, batch.limits, batch.bases, model.embedding,
+            none if table is None else table, norm.weight if norm else none, norm.bias if norm else none, x, positions,
+            slots, into.only, into.no_eos, into.watched, batch.active, columns, batch.prefix.stride(0), model.width,
+            x.stride(0), 0 if table is None else table.size(0), model.scale, eps=norm.eps, HAS_TABLE=table is not None,
+            HAS_NORM=bool(norm), BEAM=beam, WIDTH=padded(model.width), PDL=self.runner.pdl, num_warps=4, **launch,
+        )  # fmt: skip
+        step = Step(
+            count, beam, batch.active[:places], slots, batch.bases, positions, positions, batch.source_bases,
+            batch.source_ends, self.ancestors,
+        )  # fmt: skip
+        state = self.runner.run(step, x, self.cache, self.source_cache)
+        assert model.projection is not None
+        score(self.runner, step, *self.runner.last_input(state), model.projection, into, batch.limits, batch.penalties)
+        ranks, hypotheses = triton.next_power_of_2(2 * beam), triton.next_power_of_2(beam)
+        kernels.best_continuations[(count,)](
+            into.best_scores, into.best_tokens, into.peaks, into.sums, into.watched_scores, into.only,
+            self.candidate_scores, self.candidate_tokens, into.normalizer, batch.active, into.tiles, BEAM=beam,
+            BEST=into.best, COUNT=2 * beam, RANKS=ranks, TILES=triton.next_power_of_2(into.tiles), PDL=self.runner.pdl,
+            num_warps=4, **launch,
+        )  # fmt: skip
+        kernels.advance_beams[(places,)](
+            self.candidate_scores, self.candidate_tokens, into.normalizer, batch.prefix, batch.limits, batch.tokens,
+            batch.log_probs, self.ancestors, self.sums, self.ended_tokens, self.ended_log_probs,
+            self.ended_scores, self.ended_lengths, self.num_ended, batch.lengths, batch.active, batch.status, columns,
+            batch.prefix.stride(0), into.outputs, BEAM=beam, COUNT=2 * beam, HYPOTHESES=hypotheses, RANKS=ranks,
+            COLUMNS=_COLUMNS, PDL=self.runner.pdl, num_warps=min(8, max(1, ranks * hypotheses // 512)), **launch,
+        )  # fmt: skip
+
+    def results(self, length: int) -> tuple[Tensor, ...]:
+        """Return ended hypotheses of all places: tokens and log-probabilities [B, beam, length], scores, lengths."""
+        return (
+            self.ended_tokens[:, :, :length], self.ended_log_probs[:, :, :length], self.ended_scores,
+            self.ended_lengths, self.num_ended,
+        )  # fmt: skip

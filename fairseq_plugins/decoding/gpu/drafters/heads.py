@@ -1,0 +1,66 @@
+"""Heads on the verifier predict the next tokens from its last verification (Stern et al. 2018, section 4).
+
+As csrc/drafters/heads.cpp: the heads share a hidden layer, and each adds its output to the verifier's state.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from fairseq_plugins.decoding.gpu.batch import Batch
+from fairseq_plugins.decoding.gpu.drafter import Drafter
+from fairseq_plugins.decoding.gpu.drafters.writing import launch_given
+from fairseq_plugins.decoding.gpu.runner import PLAIN, Input, choose_best, make_scores, score
+from fairseq_plugins.decoding.gpu.search import GreedySearch, Verified
+from fairseq_plugins.decoding.gpu.weights import Activation, Linear
+
+
+class HeadsDrafter(Drafter):
+    """Drafts one token with each head.
+
+    Args:
+        expand: the hidden layer that the heads share.
+        shrink: the output layers of the heads 2, 3, ..., one after the other.
+        projection: to the vocabulary.
+    """
+
+    def __init__(self, expand: Linear, shrink: Linear, projection: Linear) -> None:
+        self.expand, self.shrink, self.projection = expand, shrink, projection
+        self.heads = shrink.outputs // projection.inputs
+        fits = expand.inputs == projection.inputs and shrink.inputs == expand.outputs
+        if not fits or shrink.outputs != self.heads * projection.inputs:
+            raise ValueError("the heads do not fit the verifier")
+        self.widths = (self.heads,)
+
+    def allocate(self, search: GreedySearch) -> None:
+        """Take memory for proposals."""
+        places, device, width = search.sizes.places, search.device, self.projection.inputs
+        self.launch = search.runner.launch
+        self.wide, self.states = (
+            torch.zeros(places, layer.outputs, dtype=layer.weight.dtype, device=device)
+            for layer in (self.expand, self.shrink)
+        )
+        self.scores = make_scores(places * self.heads, self.projection.outputs, width, 1, device)
+
+    def draft(self, batch: Batch, places: int, width: int) -> None:
+        """Draft the proposals of the last verification."""
+        proposals = self.scores.token[: places * self.heads].view(places, self.heads)
+        launch_given(proposals, batch, places, width, self.launch)
+
+    def observe(self, batch: Batch, verified: Verified) -> None:
+        """Run the heads on the states from which the last emitted tokens were predicted."""
+        step, runner, dim = verified.step, verified.runner, self.projection.inputs
+        places = step.rows // step.per_sentence
+        wide, states = self.wide[:places], self.states[:places]
+        runner.linear(
+            step, Input(verified.hidden), self.expand, wide, activation=Activation.RELU, read_rows=batch.last_row
+        )
+        of_places = replace(step, rows=places, per_sentence=1)
+        runner.linear(
+            of_places, Input(wide), self.shrink, states, residual=verified.hidden, residual_rows=batch.last_row
+        )
+        of_heads = replace(step, rows=places * self.heads, per_sentence=self.heads)
+        rows = states.view(-1, dim)
+        into = self.scores.of_rows(len(rows))
+        score(runner, of_heads, Input(rows), PLAIN, None, self.projection, into, None, None, new_x=rows)
+        choose_best(runner, of_heads, into, is_limited=False)

@@ -1,0 +1,168 @@
+"""The Triton kernels that choose a draft's tokens: each by itself, or with transition scores (models/transition.py).
+
+With these a launch chooses the token of one position among all tokens: its transition scores need the token before.
+Programs share the vocabulary; each repeats the recurrent cell, whose weights it loads while the kernel before runs.
+"""
+
+import triton
+import triton.language as tl
+
+from fairseq_plugins.decoding.gpu.layers import wait
+
+
+@triton.jit
+def _sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _matrix(weight, row, column, rows, columns):
+    ok = (row < rows)[:, None] & (column < columns)[None, :]
+    return tl.load(weight + row[:, None] * columns + column[None, :], mask=ok, other=0.0)
+
+
+@triton.jit
+def _times(matrix, vector):
+    return tl.sum(matrix.to(tl.float32) * vector[None, :], 1)
+
+
+@triton.jit
+def choose_alone(
+    best_scores,  # [B * width, tiles], of the best token of each tile
+    best_places,
+    ids,  # [N], the tokens that the drafter scores
+    lengths,
+    limits,
+    draft,
+    num_drafted,
+    active,
+    draft_stride,
+    width,
+    tiles,
+    STEPS: tl.constexpr,
+    TILES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Write the best token of each row of a draft. Grid: sentences."""
+    sentence = tl.program_id(0)
+    step, tile = tl.arange(0, STEPS), tl.arange(0, TILES)
+    wait(PDL)
+    if tl.load(active + sentence) == 0:
+        return
+    is_step = step < width
+    row = sentence * width + step
+    ok = is_step[:, None] & (tile < tiles)[None, :]
+    scores = tl.load(best_scores + row[:, None] * tiles + tile[None, :], mask=ok, other=float("-inf"))
+    best = tl.argmax(scores, 1, tie_break_left=True)
+    place = tl.load(best_places + row * tiles + best, mask=is_step, other=0)
+    token = tl.load(ids + place, mask=is_step, other=-1)
+    tl.store(draft + sentence * draft_stride + step, token, is_step)
+    most = tl.minimum(width, tl.maximum(tl.load(limits + 4) - tl.load(lengths + sentence), 0))
+    # EOS ends a draft.
+    end = tl.min(tl.where(is_step & (token == tl.load(limits + 2)), step, STEPS), 0)
+    tl.store(num_drafted + sentence, tl.minimum(most, end + 1))
+
+
+@triton.jit(do_not_specialize=["step"])
+def choose_next(
+    scores,  # [B * width, N], of the tokens alone
+    from_hidden,  # [B * width, 3 * S], the GRU's products of the hidden states
+    ids,  # [N], the tokens that the drafter scores
+    before,  # [V, R]
+    after,  # [N, R]
+    gru_token,  # [3 * S, R]
+    gru_recurrent,  # [3 * S, S]
+    recurrent_bias,  # [3 * S]
+    to_rank,  # [R, S]
+    best_scores,  # [2, B, tiles], of positions with even and odd numbers
+    best_places,  # [2, B, tiles], among `ids`
+    states,  # [2, B, S], of the GRU
+    tokens,
+    lengths,
+    limits,
+    draft,
+    num_drafted,
+    active,
+    columns,
+    draft_stride,
+    width,
+    outputs,
+    rank,
+    state_width,
+    places,
+    tiles,
+    step,  # the position, from 0; `width` only writes the last token
+    HAS_STATE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    TILES: tl.constexpr,
+    RANK: tl.constexpr,
+    STATE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Write the token of the position before, and find the best of each tile. Grid: (tiles, sentences)."""
+    tile, sentence = tl.program_id(0), tl.program_id(1)
+    of_rank, unit, of_tile = tl.arange(0, RANK), tl.arange(0, STATE), tl.arange(0, TILES)
+    is_rank, is_unit = of_rank < rank, unit < state_width
+    output = tile * OUTPUTS + tl.arange(0, OUTPUTS)
+    is_output = output < outputs
+    right = _matrix(after, output, of_rank, outputs, rank)
+    if HAS_STATE:
+        of_token, of_state = state_width * rank, state_width * state_width
+        token_reset = _matrix(gru_token, unit, of_rank, state_width, rank)
+        token_update = _matrix(gru_token + of_token, unit, of_rank, state_width, rank)
+        token_new = _matrix(gru_token + 2 * of_token, unit, of_rank, state_width, rank)
+        state_reset = _matrix(gru_recurrent, unit, unit, state_width, state_width)
+        state_update = _matrix(gru_recurrent + of_state, unit, unit, state_width, state_width)
+        state_new = _matrix(gru_recurrent + 2 * of_state, unit, unit, state_width, state_width)
+        bias_reset = tl.zeros((STATE,), dtype=tl.float32)
+        bias_update, bias_new = bias_reset, bias_reset
+        if HAS_BIAS:
+            bias_reset = tl.load(recurrent_bias + unit, mask=is_unit, other=0.0).to(tl.float32)
+            bias_update = tl.load(recurrent_bias + state_width + unit, mask=is_unit, other=0.0).to(tl.float32)
+            bias_new = tl.load(recurrent_bias + 2 * state_width + unit, mask=is_unit, other=0.0).to(tl.float32)
+        back = _matrix(to_rank, of_rank, unit, rank, state_width)
+    wait(PDL)
+    if tl.load(active + sentence) == 0:
+        return
+    length = tl.load(lengths + sentence)
+    last = tl.load(tokens + sentence * columns + length).to(tl.int64)
+    old = ((step + 1) % 2) * places + sentence
+    new = (step % 2) * places + sentence
+    if step > 0:
+        at = old * tiles + of_tile
+        highest = tl.load(best_scores + at, mask=of_tile < tiles, other=float("-inf"))
+        of_best = tl.argmax(highest, 0, tie_break_left=True)
+        last = tl.load(ids + tl.load(best_places + old * tiles + of_best)).to(tl.int64)
+    if tile == 0:
+        if step == 0:
+            most = tl.minimum(width, tl.maximum(tl.load(limits + 4) - length, 0))
+            tl.store(num_drafted + sentence, most)
+        else:
+            tl.store(draft + sentence * draft_stride + step - 1, last.to(tl.int32))
+            # EOS ends a draft.
+            count = tl.load(num_drafted + sentence)
+            is_end = last == tl.load(limits + 2)
+            tl.store(num_drafted + sentence, tl.where(is_end, tl.minimum(count, step), count))
+    if step < width:
+        row = sentence * width + step
+        factor = tl.load(before + last * rank + of_rank, mask=is_rank, other=0.0).to(tl.float32)
+        if HAS_STATE:
+            state = tl.load(states + old * state_width + unit, mask=is_unit, other=0.0)
+            state = tl.where(step > 0, state, 0.0)
+            given = from_hidden + row * 3 * state_width + unit
+            reset = tl.load(given, mask=is_unit, other=0.0) + _times(token_reset, factor)
+            update = tl.load(given + state_width, mask=is_unit, other=0.0) + _times(token_update, factor)
+            fresh = tl.load(given + 2 * state_width, mask=is_unit, other=0.0) + _times(token_new, factor)
+            reset = _sigmoid(reset + _times(state_reset, state) + bias_reset)
+            update = _sigmoid(update + _times(state_update, state) + bias_update)
+            fresh = 2.0 * _sigmoid(2.0 * (fresh + reset * (_times(state_new, state) + bias_new))) - 1.0
+            state = (1.0 - update) * fresh + update * state
+            factor += _times(back, state)
+            if tile == 0:
+                tl.store(states + new * state_width + unit, state, is_unit)
+        total = tl.load(scores + row * outputs + output, mask=is_output, other=float("-inf"))
+        total += tl.sum(right.to(tl.float32) * factor[None, :], 1)
+        best, index = tl.max(total, 0, return_indices=True, return_indices_tie_break_left=True)
+        tl.store(best_scores + new * tiles + tile, best)
+        tl.store(best_places + new * tiles + tile, tile * OUTPUTS + index)

@@ -1,0 +1,49 @@
+"""Convert fairseq's modules for the GPU engine: the weights stay where they are, in the model's own type."""
+
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from fairseq_plugins.decoding import gpu
+from fairseq_plugins.decoding.gpu.weights import Linear as DeviceLinear
+from fairseq_plugins.decoding.kernel_weights import KernelWeights
+from fairseq_plugins.decoding.native import NotNative
+from fairseq_plugins.decoding.weights import Linear, Precision, QuantizedLinear
+
+
+@dataclass(frozen=True)
+class GpuWeights(KernelWeights):
+    """Converts for the GPU engine.
+
+    Attributes:
+        device: where the weights are; a CPU in Triton's interpreter.
+    """
+
+    device: torch.device = torch.device("cuda")
+
+    @property
+    def module(self) -> ModuleType:
+        """The GPU engine."""
+        return gpu
+
+    def linear(self, layer: Linear, precision: Precision | None = None) -> DeviceLinear:
+        """Convert a linear layer; raises NotNative for rounded weights."""
+        if isinstance(layer, QuantizedLinear) or (precision or self.precision) is not Precision.FP32:
+            raise NotNative("--int8")
+        weight, bias = layer
+        return gpu.linear(self.array(weight), self.array(bias))
+
+    def for_drafts(self) -> "GpuWeights":
+        """Return this converter: drafts have the precision of the model."""
+        return self
+
+    def may_fuse(self, weight: Tensor) -> bool:
+        """Return False: the norms of the layers are in the kernel of the projections."""
+        return False
+
+    def check(self, tensor: Tensor, dtype: torch.dtype | None) -> None:
+        """Raise NotNative for a tensor on another device."""
+        if tensor.device.type != self.device.type:
+            raise NotNative(f"the weights are on {tensor.device.type}")

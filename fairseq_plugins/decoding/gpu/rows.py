@@ -1,0 +1,306 @@
+"""The Triton kernels that begin a step: which token, position and cache slot each row has, and its input embedding."""
+
+import triton
+import triton.language as tl
+
+from fairseq_plugins.decoding.gpu.layers import wait
+
+
+@triton.jit
+def _normalised(values, column, width, norm_weight, norm_bias, eps, ok):
+    mean = tl.sum(values, 0) / width
+    centred = tl.where(ok, values - mean, 0.0)
+    factor = tl.rsqrt(tl.sum(centred * centred, 0) / width + eps)
+    scale = tl.load(norm_weight + column, mask=ok, other=0.0).to(tl.float32)
+    return centred * factor * scale + tl.load(norm_bias + column, mask=ok, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_input(
+    values, position, x, row, x_stride, table, table_size, norm_weight, norm_bias, column, width, eps,
+    HAS_TABLE: tl.constexpr, HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    """Add the position's embedding, normalise, and store a row's input."""
+    ok = column < width
+    if HAS_TABLE:
+        place = tl.minimum(position, table_size - 1)
+        values += tl.load(table + place * width + column, mask=ok, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        values = _normalised(values, column, width, norm_weight, norm_bias, eps, ok)
+    tl.store(x + row * x_stride + column, values.to(x.dtype.element_ty), ok)
+
+
+@triton.jit
+def forced_token(prefix, limits, position):
+    """Return the token that a sentence's prefix forces at a position, -1 for none."""
+    in_prefix = position < tl.minimum(tl.load(limits + 5), tl.load(limits + 4))
+    forced = tl.load(prefix + position, mask=in_prefix, other=0)
+    return tl.where(in_prefix & (forced != tl.load(limits)), forced, -1)
+
+
+@triton.jit
+def store_limits(prefix, limits, only, no_eos, row, position):
+    """Store fairseq's limits of a row; return the only allowed token, -1 where several are.
+
+    A prefix, then no EOS before the minimum length, and only EOS from the maximum length on.
+    """
+    min_len, max_len, prefix_width = tl.load(limits + 3), tl.load(limits + 4), tl.load(limits + 5)
+    forced = forced_token(prefix, limits, position)
+    alone = tl.where((forced >= 0) | (position < max_len), forced, tl.load(limits + 2))
+    tl.store(only + row, alone)
+    tl.store(no_eos + row, ((position < min_len) & (position >= tl.minimum(prefix_width, max_len))).to(tl.int32))
+    return alone
+
+
+@triton.jit
+def verified_rows(
+    tokens,  # [B, columns], the first token and then the output
+    lengths,
+    draft,  # [B, draft_stride]
+    num_drafted,
+    prefix,  # [B, prefix_stride], forced first tokens
+    limits,
+    bases,  # [B], first cache slots
+    embedding,
+    table,
+    norm_weight,
+    norm_bias,
+    x,
+    positions,  # [rows]
+    slots,  # [rows]; -1 for rows of no token
+    only,
+    no_eos,
+    watched,
+    active,
+    columns,
+    draft_stride,
+    prefix_stride,
+    per_sentence,
+    width,
+    x_stride,
+    table_size,
+    scale,
+    eps: tl.constexpr,
+    HAS_TABLE: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    STEPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Begin the verification of drafts: the last token of each sentence, then its draft. Grid: rows."""
+    row = tl.program_id(0)
+    sentence, step = row // per_sentence, row % per_sentence
+    column = tl.arange(0, WIDTH)
+    ok = column < width
+    wait(PDL)
+    if tl.load(active + sentence) == 0:
+        return
+    length = tl.load(lengths + sentence)
+    count = tl.load(num_drafted + sentence)
+    pad, prefix_width = tl.load(limits), tl.minimum(tl.load(limits + 5), tl.load(limits + 4))
+    position = length + step
+    token = tl.load(tokens + sentence * columns + length)
+    own_draft, own_prefix = draft + sentence * draft_stride, prefix + sentence * prefix_stride
+    if step > 0:
+        token = tl.load(own_draft + tl.minimum(step - 1, draft_stride - 1))
+    if length < prefix_width:
+        # What the prefix forces is the draft, and at the beginning nothing else is. Every row finds that out by itself.
+        more = tl.arange(0, STEPS)
+        given = tl.load(own_prefix + length + more, mask=length + more < prefix_width, other=-1)
+        number = tl.min(tl.where((given < 0) | (given == pad), more, STEPS), 0)
+        number = tl.minimum(number, per_sentence - 1)
+        if (length == 0) | (number > 0):
+            count = number
+            if step > 0:
+                token = tl.load(own_prefix + position - 1, mask=step <= count, other=0)
+            tl.store(own_draft + step, tl.load(own_prefix + position, mask=step < count, other=0), step < count)
+            tl.store(num_drafted + sentence, count, step == 0)
+    token = tl.where(step > count, pad, token)
+    values = tl.load(embedding + token.to(tl.int64) * width + column, mask=ok, other=0.0).to(tl.float32) * scale
+    store_input(
+        values, position, x, row, x_stride, table, table_size, norm_weight, norm_bias, column, width, eps, HAS_TABLE,
+        HAS_NORM,
+    )  # fmt: skip
+    # Rows of no token read what the first one reads: further slots may be beyond the cache.
+    tl.store(positions + row, tl.where(step <= count, position, length))
+    slot = tl.load(bases + sentence) + position
+    tl.store(slots + row, tl.where(step <= count, slot, -1))
+    alone = store_limits(own_prefix, limits, only, no_eos, row, position)
+    next_token = tl.load(own_draft + step, mask=step < count, other=-1)
+    tl.store(watched + row, tl.where(alone >= 0, alone, next_token))
+
+
+@triton.jit
+def drafted_rows(
+    tokens,
+    lengths,
+    limits,
+    bases,
+    embedding,
+    mask_vector,
+    queries,  # [P, D], of the soft copy of the source at each position, where COPIES
+    source,  # [B, source_stride], source tokens
+    source_lengths,
+    source_embedding,
+    source_scale,
+    copy_table,  # [P, D], positions in the soft copy
+    copy_size,
+    newest,  # [B, D], added to the inputs of a sentence, where ADDS
+    table,
+    norm_weight,
+    norm_bias,
+    x,
+    positions,
+    slots,  # [rows]; -1 for rows that are before the output or beyond its end
+    last_visible,
+    active,
+    emitted,
+    columns,
+    source_stride,
+    per_sentence,
+    token_rows,  # rows of a sentence that are its last tokens; masks follow
+    width,
+    x_stride,
+    table_size,
+    scale,
+    copy_scale,
+    eps: tl.constexpr,
+    COPIES: tl.constexpr,
+    ADDS: tl.constexpr,
+    IN_BLOCK: tl.constexpr,  # masks see each other; otherwise attention is causal
+    HAS_TABLE: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Begin a draft of a trained drafter: the last tokens, then masks. Grid: rows."""
+    row = tl.program_id(0)
+    sentence, step = row // per_sentence, row % per_sentence
+    column = tl.arange(0, WIDTH)
+    ok = column < width
+    wait(PDL)
+    if tl.load(active + sentence) == 0:
+        return
+    length, max_len = tl.load(lengths + sentence), tl.load(limits + 4)
+    place = length + 1 - token_rows + step
+    position = tl.maximum(place, 0)
+    if step < token_rows:
+        token = tl.load(tokens + sentence * columns + position).to(tl.int64)
+        values = tl.load(embedding + token * width + column, mask=ok, other=0.0).to(tl.float32) * scale
+    else:
+        values = tl.load(mask_vector + column, mask=ok, other=0.0).to(tl.float32)
+        if COPIES:
+            values += _soft_copy(
+                queries, source + sentence * source_stride, tl.load(source_lengths + sentence), source_embedding,
+                source_scale, copy_table, copy_size, position, column, width, copy_scale, ok,
+            )  # fmt: skip
+    if ADDS:
+        # Before the first iteration there is none.
+        has_newest = tl.load(emitted + sentence) > 0
+        added = tl.load(newest + sentence * width + column, mask=ok, other=0.0).to(tl.float32)
+        values += tl.where(has_newest, added, 0.0)
+    store_input(
+        values, position, x, row, x_stride, table, table_size, norm_weight, norm_bias, column, width, eps, HAS_TABLE,
+        HAS_NORM,
+    )  # fmt: skip
+    tl.store(positions + row, position)
+    tl.store(slots + row, tl.where((place >= 0) & (place <= max_len), tl.load(bases + sentence) + position, -1))
+    last = position
+    if IN_BLOCK:
+        last = tl.where(step < token_rows, position, length + per_sentence - token_rows)
+    tl.store(last_visible + row, tl.minimum(last, tl.maximum(max_len, length)))
+
+
+@triton.jit
+def _soft_copy(
+    queries, source, source_length, embedding, embedding_scale, table, table_size, position, column, width, scale, ok
+):  # fmt: skip
+    """Return attention from a position of the output over the source's embeddings (models/block_nat/decoder.py)."""
+    place = tl.minimum(position, table_size - 1)
+    query = tl.load(queries + place * width + column, mask=ok, other=0.0).to(tl.float32)
+    highest, total = float("-inf"), 0.0
+    values = tl.zeros_like(query)
+    for start in range(0, source_length, 16):
+        at = start + tl.arange(0, 16)
+        is_token = at < source_length
+        both = is_token[:, None] & ok[None, :]
+        token = tl.load(source + at, mask=is_token, other=0).to(tl.int64)
+        from_embedding = embedding + token[:, None] * width + column[None, :]
+        value = tl.load(from_embedding, mask=both, other=0.0).to(tl.float32) * embedding_scale
+        of_place = table + tl.minimum(at, table_size - 1)[:, None] * width + column[None, :]
+        key = value + tl.load(of_place, mask=both, other=0.0).to(tl.float32)
+        score = tl.where(is_token, tl.sum(key * query[None, :], 1) * scale, float("-inf"))
+        new_highest = tl.maximum(highest, tl.max(score, 0))
+        weight, factor = tl.exp(score - new_highest), tl.exp(highest - new_highest)
+        total = total * factor + tl.sum(weight, 0)
+        values = values * factor + tl.sum(weight[:, None] * value, 0)
+        highest = new_highest
+    return values / total
+
+
+@triton.jit
+def source_rows(
+    tokens,  # [rows], packed sources; a sentence begins at a multiple of 16 rows
+    sentences,  # [tiles], the place in the batch of each tile's sentence; -1 for unused tiles
+    begins,  # [tiles], the first row of the tile's sentence
+    sizes,  # [tiles], the length of the tile's sentence
+    source_bases,  # [B], first slots of the sources' keys and values
+    embedding,
+    table,
+    norm_weight,
+    norm_bias,
+    x,
+    own_slots,  # [rows], in the encoder's own keys and values
+    cross_slots,  # [rows], in those of the decoder
+    last_visible,  # [rows]
+    tile_active,  # [tiles]
+    source,  # [B, source_stride], the tokens of each sentence
+    source_lengths,  # [B]
+    source_ends,  # [B], the last slot of a source, counted from its base
+    outputs,  # [B, columns]
+    limits,
+    lengths,
+    active,
+    emitted,
+    num_drafted,
+    source_stride,
+    columns,
+    width,
+    x_stride,
+    table_size,
+    scale,
+    eps: tl.constexpr,
+    HAS_TABLE: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Begin the encoder. Grid: rows."""
+    row = tl.program_id(0)
+    tile = row // 16
+    column = tl.arange(0, WIDTH)
+    wait(PDL)
+    sentence = tl.load(sentences + tile)
+    tl.store(tile_active + tile, (sentence >= 0).to(tl.int32))
+    if sentence < 0:
+        return
+    position, size = row - tl.load(begins + tile), tl.load(sizes + tile)
+    is_token = position < size
+    token = tl.load(tokens + row).to(tl.int64)
+    values = tl.load(embedding + token * width + column, mask=column < width, other=0.0).to(tl.float32) * scale
+    store_input(
+        values, position, x, row, x_stride, table, table_size, norm_weight, norm_bias, column, width, eps, HAS_TABLE,
+        HAS_NORM,
+    )  # fmt: skip
+    tl.store(own_slots + row, row)
+    tl.store(last_visible + row, size - 1)
+    tl.store(cross_slots + row, tl.where(is_token, tl.load(source_bases + sentence) + position, -1))
+    tl.store(source + sentence * source_stride + position, token.to(tl.int32), is_token)
+    if position == 0:
+        tl.store(source_lengths + sentence, size)
+        tl.store(source_ends + sentence, size - 1)
+        tl.store(outputs + sentence * columns, tl.load(limits + 6))
+        tl.store(lengths + sentence, 0)
+        tl.store(emitted + sentence, 0)
+        tl.store(num_drafted + sentence, 0)
+        tl.store(active + sentence, 1)

@@ -1,0 +1,441 @@
+"""Run the layers of a Transformer for the rows of a step, as launches of the kernels in layers.py and scores.py."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from fairseq_plugins.decoding.gpu import layers as kernels
+from fairseq_plugins.decoding.gpu import scores
+from fairseq_plugins.decoding.gpu.weights import Activation, Layer, Linear, Norm, Transformer
+
+PLAIN, POST_NORM, PRE_NORM, SUM = range(4)
+STORE, PARTS, QUERY_KEY_VALUE, SOURCE_KEY_VALUE = range(4)
+_SLOTS = 32  # keys of a tile; the bits depend on it
+_SLOTS_OF_BEAMS = 64  # the same where hypotheses have slots, at least as many as there are hypotheses
+_MOST_WHOLE = 1024  # widest input of a product that is one tile
+_PART = 512  # inputs of a part of the second feed-forward layer
+_FEW_ROWS = 64  # up to here more programs are faster than larger tiles
+
+
+def padded(width: int) -> int:
+    """Return the tile that holds a width: a power of two, at least 16."""
+    return max(16, int(triton.next_power_of_2(width)))
+
+
+def uses_dependent_launch(device: torch.device) -> bool:
+    """Return whether the device has programmatic dependent launch (Hopper and later)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Sizes of tiles for a number of rows. Bits do not depend on `rows`, `outputs` (of layers) and `warps`."""
+
+    rows: int
+    outputs: int
+    warps: int
+    out_tiles: int  # of an output projection
+
+    @staticmethod
+    def of(rows: int, width: int, dtype: torch.dtype) -> "Tiles":
+        """Return the tiles for a step of `rows` rows."""
+        if dtype == torch.float32:
+            return Tiles(16, 32, 8, triton.cdiv(width, 64))
+        if rows <= _FEW_ROWS:
+            return Tiles(16, 32 if width <= 512 else 16, 8, 4 if rows <= 16 else 1)
+        return Tiles(16, 64 if width <= 512 else 32, 8, 1)
+
+
+def chunks(inputs: int, dtype: torch.dtype, most: int = _MOST_WHOLE) -> dict[str, Any]:
+    """Return how a product's inputs are split into tiles: IEEE products of fp32 take small ones."""
+    chunk = min(padded(inputs), 64 if dtype == torch.float32 else most)
+    if padded(inputs) > most and dtype != torch.float32:
+        chunk = _PART
+    count = triton.cdiv(inputs, chunk)
+    return {"CHUNK": chunk, "CHUNKS": count, "EVEN": count == 1 and inputs == chunk}
+
+
+@dataclass(frozen=True)
+class Input:
+    """What the input of a product still needs: x + parts + bias, and in post-norm layers a normalisation.
+
+    Attributes:
+        x: [rows, D], rows may be strided.
+        parts: [N, rows, D] in fp32, or None.
+        bias: [D], which belongs to the parts.
+        norm: of post-norm layers; None in pre-norm layers, and where x is normalised.
+    """
+
+    x: Tensor
+    parts: Tensor | None = None
+    bias: Tensor | None = None
+    norm: Norm | None = None
+
+    def arguments(self, kind: int, norm: Norm | None) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments of a kernel for x .. norm_bias, and the constants that belong to them."""
+        none = self.x
+        norm = norm or Norm(none, none)
+        given = [
+            self.x, self.x.stride(0), none if self.parts is None else self.parts, none if self.bias is None else
+            self.bias, norm.weight, norm.bias,
+        ]  # fmt: skip
+        constants = {
+            "INPUT": kind,
+            "NPARTS": 0 if self.parts is None else self.parts.size(0),
+            "HAS_BEFORE": self.bias is not None,
+            "eps": norm.eps,
+        }
+        return given, constants
+
+
+class Workspace:
+    """Memory of a step of up to `rows` rows, used again by every step."""
+
+    def __init__(self, rows: int, width: int, inner: int, parts: int, dtype: torch.dtype, device: torch.device) -> None:
+        def empty(*shape: int, of: torch.dtype = dtype) -> Tensor:
+            return torch.zeros(shape, dtype=of, device=device)
+
+        self.rows, self.width = rows, width
+        self.x = [empty(rows * width) for _ in range(4)]
+        self.query, self.inner = empty(rows * width), empty(rows * inner)
+        self.parts = [empty(parts * rows * width, of=torch.float32) for _ in range(2)]
+
+    def free(self, rows: int, *used: Tensor) -> Tensor:
+        """Return a buffer [rows, D] that is none of the used ones."""
+        taken = {tensor.data_ptr() for tensor in used}
+        buffer = next(buffer for buffer in self.x if buffer.data_ptr() not in taken)
+        return buffer[: rows * self.width].view(rows, self.width)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The rows of a step.
+
+    Attributes:
+        rows: number of rows, `per_sentence` for each sentence.
+        per_sentence: rows of a sentence, the tokens of its step.
+        active: [rows / per_sentence], whether a sentence is decoded.
+        slots: [rows], the slot of each row's key and value.
+        bases: [rows / per_sentence], each sentence's first slot.
+        last_visible: [rows], the last slot that each row reads, counted from its base.
+        positions: [rows].
+        source_bases, source_ends: [rows / per_sentence], first slot and last of the source; None in an encoder.
+        ancestors: [places, 2, beam, columns] in beam search; rows are hypotheses, and a position has a slot of each.
+    """
+
+    rows: int
+    per_sentence: int
+    active: Tensor
+    slots: Tensor
+    bases: Tensor
+    last_visible: Tensor
+    positions: Tensor
+    source_bases: Tensor | None = None
+    source_ends: Tensor | None = None
+    ancestors: Tensor | None = None
+
+
+class Runner:
+    """Runs the layers of a model.
+
+    Args:
+        model: the weights.
+        most_rows: of a step.
+    """
+
+    def __init__(self, model: Transformer, most_rows: int) -> None:
+        self.model = model
+        self.dtype, self.device = model.embedding.dtype, model.embedding.device
+        self.launch = {"launch_pdl": True} if uses_dependent_launch(self.device) else {}
+        self.pdl = bool(self.launch)
+        inner = max(layer.fc1.outputs for layer in model.layers)
+        parts = max(model.heads, triton.cdiv(inner, _PART))
+        self.memory = Workspace(most_rows, model.width, inner, parts, self.dtype, self.device)
+
+    def run(
+        self,
+        step: Step,
+        x: Tensor,
+        cache: Tensor,
+        source_cache: Tensor | None = None,
+        kept: dict[int, Tensor] | None = None,
+    ) -> Input:
+        """Run rows through the layers.
+
+        Args:
+            step: the rows.
+            x: [rows, D], their inputs.
+            cache: [L, slots, 2, D], keys and values.
+            source_cache: the same of the source.
+            kept: buffers [rows, D] for the states after some layers; 0 is the input itself.
+
+        Returns:
+            the input of the product that comes next.
+        """
+        state = Input(x)
+        for number, layer in enumerate(self.model.layers):
+            kept_here = (kept or {}).get(number) if number else None
+            state = self._attend_self(step, layer, state, cache[number], number, kept_here)
+            if source_cache is not None:
+                state = self._attend_source(step, layer, state, source_cache[number])
+            state = self._feed_forward(step, layer, state)
+        return state
+
+    def kind(self, state: Input, layer: Layer) -> int:
+        """Return how the input of a layer's product is normalised."""
+        if layer.normalize_before:
+            return PRE_NORM
+        return PLAIN if state.norm is None else POST_NORM
+
+    def linear(
+        self,
+        step: Step,
+        state: Input,
+        layer: Linear,
+        out: Tensor,
+        kind: int = PLAIN,
+        norm: Norm | None = None,
+        new_x: Tensor | None = None,
+        output: int = STORE,
+        activation: Activation = Activation.NONE,
+        cache: Tensor | None = None,
+        slots: Tensor | None = None,
+        width: int = 0,
+        layer_stride: int = 0,
+        position_table: Tensor | None = None,
+        normal: Tensor | None = None,
+        residual: Tensor | None = None,
+        read_rows: Tensor | None = None,
+        residual_rows: Tensor | None = None,
+    ) -> None:
+        """Launch `layers.linear`.
+
+        PARTS takes no bias. `normal` [rows, D] gets the normalised input. Of `residual` [any, D], every row or the
+        `residual_rows` are added to each D outputs. With `read_rows`, one row of each sentence is read.
+        """
+        tiles = Tiles.of(step.rows, self.model.width, self.dtype)
+        given, constants = state.arguments(kind, norm)
+        split = chunks(layer.inputs, self.dtype)
+        parts = 1
+        if output == PARTS:
+            split = chunks(min(layer.inputs, _PART), self.dtype)
+            parts = triton.cdiv(layer.inputs, split["CHUNK"] * split["CHUNKS"])
+            split["EVEN"] = split["CHUNKS"] == 1 and layer.inputs % split["CHUNK"] == 0
+        has_bias = layer.bias is not None and output != PARTS
+        none, new_x = state.x, state.x if new_x is None else new_x
+        table = none if position_table is None else position_table
+        rows = step.rows if read_rows is None else step.rows // step.per_sentence
+        row_map = read_rows if residual_rows is None else residual_rows
+        grid = (triton.cdiv(layer.outputs, tiles.outputs), triton.cdiv(rows, tiles.rows), parts)
+        kernels.linear[grid](
+            *given, new_x, new_x.stride(0), none if normal is None else normal, table, step.positions, layer.weight,
+            layer.bias if has_bias else none, out, none if residual is None else residual,
+            step.active if row_map is None else row_map, none if cache is None else cache,
+            step.slots if slots is None else slots, step.active, step.rows, step.per_sentence, layer.outputs,
+            layer.inputs, table.size(0), 1 if residual is None else residual.size(1), layer_stride, OUTPUT=output,
+            ACTIVATION=int(activation), HAS_BIAS=has_bias, ADD=position_table is not None, KEEP=normal is not None,
+            READS=read_rows is not None, ADDS=residual is not None, MAPS=residual_rows is not None, WIDTH=width,
+            ROWS=tiles.rows, OUTPUTS=tiles.outputs, PDL=self.pdl, num_warps=tiles.warps, **constants, **split,
+            **self.launch,
+        )  # fmt: skip
+
+    def _attend_self(
+        self, step: Step, layer: Layer, state: Input, cache: Tensor, number: int, kept: Tensor | None
+    ) -> Input:
+        kind, width, rows = self.kind(state, layer), self.model.width, step.rows
+        adds = self.model.positions_every_layer and number > 0
+        x = state.x
+        if kind != PLAIN:
+            x = self.memory.free(rows, state.x) if kept is None else kept
+        query = self.memory.query[: rows * width].view(rows, width)
+        self.linear(
+            step, state, layer.self_qkv, query, kind, layer.self_norm if kind == PRE_NORM else state.norm, x,
+            QUERY_KEY_VALUE, cache=cache, width=width, position_table=self.model.positions if adds else None,
+        )  # fmt: skip
+        parts = self.attend(step, layer, Input(query), query, cache, step.bases, step.last_visible, layer.self_out)
+        return Input(x, parts, layer.self_out.bias, None if layer.normalize_before else layer.self_norm)
+
+    def _attend_source(self, step: Step, layer: Layer, state: Input, cache: Tensor) -> Input:
+        assert layer.cross_out is not None and layer.cross_query is not None
+        assert step.source_bases is not None and step.source_ends is not None
+        kind = self.kind(state, layer)
+        x = self.memory.free(step.rows, state.x)
+        norm = layer.cross_norm if kind == PRE_NORM else state.norm
+        parts = self.attend(
+            step, layer, state, x, cache, step.source_bases, step.source_ends, layer.cross_out, layer.cross_query, kind,
+            norm,
+        )  # fmt: skip
+        return Input(x, parts, layer.cross_out.bias, None if layer.normalize_before else layer.cross_norm)
+
+    def _feed_forward(self, step: Step, layer: Layer, state: Input) -> Input:
+        kind, rows = self.kind(state, layer), step.rows
+        x = self.memory.free(rows, state.x)
+        inner = self.memory.inner[: rows * layer.fc1.outputs].view(rows, layer.fc1.outputs)
+        norm = layer.final_norm if kind == PRE_NORM else state.norm
+        self.linear(step, state, layer.fc1, inner, kind, norm, x, activation=layer.activation)
+        count = triton.cdiv(layer.fc2.inputs, _PART)
+        parts = self._parts(0, count, rows)
+        self.linear(step, Input(inner), layer.fc2, parts, output=PARTS)
+        return Input(x, parts, layer.fc2.bias, None if layer.normalize_before else layer.final_norm)
+
+    def attend(
+        self,
+        step: Step,
+        layer: Layer,
+        state: Input,
+        new_x_or_query: Tensor,
+        cache: Tensor,
+        bases: Tensor,
+        last: Tensor,
+        out: Linear,
+        query: Linear | None = None,
+        kind: int = PLAIN,
+        norm: Norm | None = None,
+    ) -> Tensor:
+        """Launch `layers.attend`; return the partial results [heads, rows, D] of the output projection."""
+        tiles, width = Tiles.of(step.rows, self.model.width, self.dtype), self.model.width
+        given, constants = state.arguments(kind, norm)
+        # With 32 rows and a projection of the query, registers do not suffice.
+        tile = 16 if query is not None or step.per_sentence <= 16 or self.dtype == torch.float32 else 32
+        parts = self._parts(0 if query is None else 1, layer.heads, step.rows)
+        outputs = padded(triton.cdiv(width, tiles.out_tiles))
+        ancestors = step.ancestors if query is None else None
+        beam = 0 if ancestors is None else step.per_sentence
+        slots = _SLOTS if ancestors is None else max(_SLOTS_OF_BEAMS, padded(beam))
+        has_bias = query is not None and query.bias is not None
+        warps = 4 if query is None and tile == 16 and self.dtype != torch.float32 else 8
+        sentences = step.rows // step.per_sentence
+        grid = (sentences * triton.cdiv(step.per_sentence, tile), layer.heads, triton.cdiv(width, outputs))
+        kernels.attend[grid](
+            *given, new_x_or_query, out.weight if query is None else query.weight,
+            query.bias if query is not None and has_bias else state.x, new_x_or_query, cache, bases, last,
+            last if ancestors is None else ancestors, 0 if ancestors is None else ancestors.size(-1), out.weight, parts,
+            step.active, step.rows, step.per_sentence, width, width // layer.heads,
+            (width // layer.heads) ** -0.5, CROSS=query is not None, HAS_BIAS=has_bias, ROWS=tile,
+            HEAD=padded(width // layer.heads), OUTPUTS=outputs, SLOTS=slots, BEAM=beam, PDL=self.pdl,
+            num_warps=warps, **constants, **chunks(width, self.dtype), **self.launch,
+        )  # fmt: skip
+        return parts
+
+    def _parts(self, buffer: int, count: int, rows: int) -> Tensor:
+        return self.memory.parts[buffer][: count * rows * self.model.width].view(count, rows, self.model.width)
+
+    def last_input(self, state: Input) -> tuple[Input, int, Norm | None]:
+        """Return the input of the product after the last layer, how it is normalised, and its norm."""
+        if not self.model.layers[0].normalize_before:
+            return state, POST_NORM, state.norm
+        return state, PRE_NORM if self.model.final_norm else SUM, self.model.final_norm or None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of the rows of a step, in tiles, and the best token of each row.
+
+    Attributes:
+        tile: outputs of a tile; the bits of log-probabilities depend on it.
+        outputs: scored tokens.
+        best: number of the best tokens kept of each tile.
+    """
+
+    tile: int
+    outputs: int
+    best: int
+    best_scores: Tensor  # [rows, tiles, best]
+    best_tokens: Tensor
+    peaks: Tensor  # [rows, tiles]
+    sums: Tensor
+    watched: Tensor  # [rows]
+    watched_scores: Tensor
+    only: Tensor
+    no_eos: Tensor
+    token: Tensor  # [rows], the best
+    log_prob: Tensor
+    normalizer: Tensor
+
+    @property
+    def tiles(self) -> int:
+        return self.peaks.size(1)
+
+    def of_rows(self, rows: int) -> "Scores":
+        """Return those of the first rows."""
+        names = [name for name, value in vars(self).items() if isinstance(value, Tensor)]
+        return replace(self, **{name: getattr(self, name)[:rows] for name in names})
+
+
+def tile_of(width: int) -> int:
+    """Return how many outputs of the vocabulary are a tile, for states of this width."""
+    return 64 if width <= 512 else 32
+
+
+def make_scores(rows: int, outputs: int, width: int, best: int, device: torch.device) -> Scores:
+    """Return memory for the scores of up to `rows` rows."""
+    tile = tile_of(width)
+    tiles = triton.cdiv(outputs, tile)
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.zeros(rows, *shape, dtype=dtype, device=device)
+
+    of_tiles, floats = (tiles,), {"dtype": torch.float32}
+    return Scores(
+        tile, outputs, best, empty(tiles, best, **floats), empty(tiles, best), empty(*of_tiles, **floats),
+        empty(*of_tiles, **floats), empty(), empty(**floats), empty(), empty(), empty(), empty(**floats),
+        empty(**floats),
+    )  # fmt: skip
+
+
+def score(
+    runner: Runner,
+    step: Step,
+    state: Input,
+    kind: int,
+    norm: Norm | None,
+    projection: Linear,
+    into: Scores,
+    limits: Tensor | None,
+    penalties: Tensor | None,
+    new_x: Tensor | None = None,
+    normal: Tensor | None = None,
+    further: Tensor | None = None,
+    skipped: int = 0,
+    all_scores: Tensor | None = None,
+) -> None:
+    """Score the vocabulary for the rows of a step.
+
+    Args:
+        projection: [V (+ further outputs, from a multiple of the tile on), D].
+        limits, penalties: of the batch; None to score all tokens alike.
+        new_x, normal: [rows, D], for the last state, before and after the last norm.
+        further: [rows, F], for the products of the further outputs.
+        skipped: first rows of each sentence, which are not scored; `into` and `further` have no rows for these.
+        all_scores: [rows, V], for the scores of all tokens instead of the best ones.
+    """
+    given, constants = state.arguments(kind, norm)
+    none, rows = state.x, step.rows
+    scored = rows // step.per_sentence * (step.per_sentence - skipped)
+    tiles = Tiles.of(scored, runner.model.width, runner.dtype)
+    count = 0 if further is None else further.size(1)
+    new_x = runner.memory.free(rows, state.x, *([] if normal is None else [normal])) if new_x is None else new_x
+    grid = (into.tiles + triton.cdiv(count, into.tile), triton.cdiv(scored, tiles.rows))
+    scores.vocabulary[grid](
+        *given, new_x, new_x.stride(0), none if normal is None else normal, projection.weight,
+        none if projection.bias is None else projection.bias, none if limits is None else limits,
+        none if penalties is None else penalties, into.no_eos, into.watched, into.watched_scores, into.best_scores,
+        into.best_tokens, into.peaks, into.sums, none if further is None else further,
+        none if all_scores is None else all_scores, step.active, rows,
+        step.per_sentence, skipped, into.outputs, count, runner.model.width, HAS_BIAS=projection.bias is not None,
+        KEEP=normal is not None, LIMITED=limits is not None, BEST=into.best, FURTHER=further is not None,
+        STORES=all_scores is not None, ROWS=tiles.rows, OUTPUTS=into.tile, PDL=runner.pdl, num_warps=8, **constants,
+        **chunks(runner.model.width, runner.dtype), **runner.launch,
+    )  # fmt: skip
+
+
+def choose_best(runner: Runner, step: Step, into: Scores, is_limited: bool) -> None:
+    """Reduce the scored tiles to the best token of each row."""
+    scores.best_tokens[(step.rows,)](
+        into.best_scores, into.best_tokens, into.peaks, into.sums, into.watched, into.watched_scores, into.only,
+        into.token, into.log_prob, into.normalizer, step.active, step.per_sentence, into.tiles, BEST=into.best,
+        LIMITED=is_limited, TILES=triton.next_power_of_2(into.tiles), PDL=runner.pdl, num_warps=4, **runner.launch,
+    )  # fmt: skip

@@ -1,0 +1,257 @@
+"""The Triton kernels of scores: the vocabulary in tiles, the best token of each row, and which drafted tokens count."""
+
+import triton
+import triton.language as tl
+
+from fairseq_plugins.decoding.gpu.layers import is_live, product, wait
+
+# Columns of the limits of a batch on the device, int32: special symbols and lengths.
+PAD, UNK, EOS, MIN_LEN, MAX_LEN, PREFIX, FIRST = (tl.constexpr(number) for number in range(7))
+
+
+@triton.jit(do_not_specialize=["rows", "per_sentence", "skipped"])
+def vocabulary(
+    x,
+    x_stride,
+    parts,
+    before,
+    norm_weight,
+    norm_bias,
+    new_x,
+    new_stride,
+    normal,
+    weight,  # [outputs + further ones, inputs]; the further ones begin at a multiple of OUTPUTS
+    bias,
+    limits,  # int32, see above
+    penalties,  # fp32: of unk, and the temperature
+    no_eos,  # [rows], whether EOS is forbidden
+    watched,  # [rows], a token whose score is wanted, -1 for none
+    watched_scores,  # [rows]
+    best_scores,  # [rows, tiles, BEST], of the best allowed tokens of a tile, the best first
+    best_tokens,
+    peaks,  # [rows, tiles], the highest score
+    sums,  # [rows, tiles], of exp(score - peak)
+    further,  # [rows, further_outputs], products that are no scores
+    all_scores,  # [rows, outputs], where STORES: instead of the best ones
+    active,
+    rows,
+    per_sentence,
+    skipped,  # first rows of each sentence, which are not scored: the tensors above have no rows for these
+    outputs,
+    further_outputs,
+    inputs,
+    eps: tl.constexpr,
+    INPUT: tl.constexpr,
+    NPARTS: tl.constexpr,
+    HAS_BEFORE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    KEEP: tl.constexpr,
+    LIMITED: tl.constexpr,
+    BEST: tl.constexpr,
+    FURTHER: tl.constexpr,
+    STORES: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    EVEN: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Score a tile of the vocabulary. Grid: (tiles, tiles of rows)."""
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    scored = per_sentence - skipped
+    is_row = row < rows // per_sentence * scored
+    of_step = tl.where(is_row, row // scored * per_sentence + skipped + row % scored, rows)
+    tile = tl.program_id(0)
+    tiles = tl.cdiv(outputs, OUTPUTS)
+    output = tile * OUTPUTS + tl.arange(0, OUTPUTS)
+    if not is_live(active, of_step, rows, per_sentence):
+        wait(PDL)
+        return
+    all_outputs = outputs
+    if FURTHER:
+        all_outputs = tiles * OUTPUTS + further_outputs
+    offset = tl.zeros((OUTPUTS,), dtype=tl.float32)
+    if HAS_BIAS:
+        offset = tl.load(bias + output, mask=output < all_outputs, other=0.0).to(tl.float32)
+    total = product(
+        x, x_stride, parts, before, norm_weight, norm_bias, new_x, new_stride, normal, x, active, weight, of_step,
+        output, rows, all_outputs, inputs, 0, inputs, 0, tile == 0, eps, INPUT, NPARTS, HAS_BEFORE, False, KEEP, ROWS,
+        OUTPUTS, CHUNK, CHUNKS, EVEN, PDL,
+    )  # fmt: skip
+    total += offset[None, :]
+    if FURTHER:
+        if tile >= tiles:
+            column = output - tiles * OUTPUTS
+            ok = is_row[:, None] & (column[None, :] < further_outputs)
+            tl.store(further + row[:, None] * further_outputs + column[None, :], total, ok)
+            return
+    if STORES:
+        ok = is_row[:, None] & (output[None, :] < outputs)
+        tl.store(all_scores + row[:, None] * outputs + output[None, :], total, ok)
+    else:
+        at = row * tiles + tile
+        if LIMITED:
+            total = total / tl.load(penalties + 1)
+        total = tl.where(output[None, :] < outputs, total, float("-inf"))
+        peak = tl.max(total, 1)
+        tl.store(peaks + at, peak, is_row)
+        # A bias may forbid all tokens of a tile.
+        tl.store(sums + at, tl.sum(tl.exp(total - tl.where(peak == float("-inf"), 0.0, peak)[:, None]), 1), is_row)
+        if LIMITED:
+            total -= tl.where(output == tl.load(limits + 1), tl.load(penalties), 0.0)[None, :]
+            token = tl.load(watched + row, mask=is_row, other=-1)
+            found = tl.sum(tl.where(output[None, :] == token[:, None], total, 0.0), 1)
+            tl.store(watched_scores + row, found, is_row & (token // OUTPUTS == tile) & (token >= 0))
+            ends = (output == tl.load(limits + 2))[None, :] & (tl.load(no_eos + row, mask=is_row, other=0) > 0)[:, None]
+            total = tl.where(ends | (output == tl.load(limits))[None, :], float("-inf"), total)
+        for rank in tl.static_range(BEST):
+            score, index = tl.max(total, 1, return_indices=True, return_indices_tie_break_left=True)
+            tl.store(best_scores + at * BEST + rank, score, is_row)
+            tl.store(best_tokens + at * BEST + rank, tile * OUTPUTS + index, is_row)
+            total = tl.where(tl.arange(0, OUTPUTS)[None, :] == index[:, None], float("-inf"), total)
+
+
+@triton.jit
+def best_tokens(
+    best_scores,
+    best_tokens,
+    peaks,
+    sums,
+    watched,
+    watched_scores,
+    only,  # [rows], the only allowed token, -1 where several are
+    token_of_row,  # [rows], the best token
+    log_prob_of_row,  # [rows], of the best token
+    normalizers,  # [rows], the logarithm of the sum of exponentials
+    active,
+    per_sentence,
+    tiles,
+    BEST: tl.constexpr,
+    LIMITED: tl.constexpr,
+    TILES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Reduce the tiles of a row. Grid: rows."""
+    row = tl.program_id(0)
+    live = tl.load(active + row // per_sentence)
+    wait(PDL)
+    if live == 0:
+        return
+    tile = tl.arange(0, TILES)
+    at = row * tiles + tile
+    is_tile = tile < tiles
+    peak = tl.load(peaks + at, mask=is_tile, other=float("-inf"))
+    sum = tl.load(sums + at, mask=is_tile, other=0.0)
+    highest = tl.max(peak, 0)
+    normalizer = highest + tl.log(tl.sum(sum * tl.exp(peak - highest), 0))
+    scores = tl.load(best_scores + at * BEST, mask=is_tile, other=float("-inf"))
+    score, index = tl.max(scores, 0, return_indices=True, return_indices_tie_break_left=True)
+    token = tl.load(best_tokens + (row * tiles + index) * BEST)
+    if LIMITED:
+        allowed = tl.load(only + row)
+        if allowed >= 0:
+            token = allowed
+            score = tl.load(watched_scores + row)
+    tl.store(token_of_row + row, token)
+    tl.store(log_prob_of_row + row, score - normalizer)
+    tl.store(normalizers + row, normalizer)
+
+
+@triton.jit
+def accept(
+    token_of_row,
+    log_prob_of_row,
+    normalizers,
+    watched_scores,
+    best_scores,
+    only,
+    no_eos,
+    limits,
+    draft,  # [B, draft_stride]
+    num_drafted,  # [B]
+    values,  # [vocabulary], the number that a token stands for, where DISTANCE
+    tokens,  # [B, columns], the first token and then the output
+    log_probs,  # [B, columns]
+    lengths,  # [B]
+    active,
+    emitted,  # [B]
+    last_row,  # [B], the row that predicted the last emitted token
+    status,  # [B, 5]: emitted, accepted and drafted tokens, whether the sentence has ended, whether scores are NaN
+    columns,
+    draft_stride,
+    per_sentence,
+    tiles,
+    tau,
+    epsilon,
+    MIN_BLOCK: tl.constexpr,
+    BETA: tl.constexpr,  # 0 for exact acceptance
+    DISTANCE: tl.constexpr,
+    BEST: tl.constexpr,
+    STEPS: tl.constexpr,
+    CHUNK: tl.constexpr,  # of the best tokens, which are counted chunk by chunk
+    PDL: tl.constexpr,
+):
+    """Accept drafts and append them with the verifier's own next token. Grid: sentences."""
+    sentence = tl.program_id(0)
+    wait(PDL)
+    if tl.load(active + sentence) == 0:
+        for column in tl.static_range(5):
+            tl.store(status + sentence * 5 + column, 1 if column == 3 else 0)
+        return
+    step = tl.arange(0, STEPS)
+    row = sentence * per_sentence + step
+    count = tl.load(num_drafted + sentence)
+    is_drafted = step < count
+    is_row = step <= count
+    best = tl.load(token_of_row + row, mask=is_row, other=-1)
+    log_prob = tl.load(log_prob_of_row + row, mask=is_row, other=0.0)
+    drafted = tl.load(draft + sentence * draft_stride + step, mask=is_drafted, other=-1)
+    accepted = is_drafted & (drafted == best)
+    end = tl.load(limits + 2)
+    if BETA > 0 or DISTANCE or MIN_BLOCK > 1:
+        score = tl.load(watched_scores + row, mask=is_drafted, other=0.0)
+        of_draft = score - tl.load(normalizers + row, mask=is_drafted, other=0.0)
+        alone = tl.load(only + row, mask=is_drafted, other=-1)
+        early = tl.load(no_eos + row, mask=is_drafted, other=0) > 0
+        allowed = is_drafted & (alone < 0) & (drafted != tl.load(limits)) & ~((drafted == end) & early)
+        if BETA > 0:
+            better = tl.zeros((STEPS,), tl.int32)
+            for first in range(0, tiles * BEST, CHUNK):
+                place = first + tl.arange(0, CHUNK)
+                ok = is_drafted[:, None] & (place < tiles * BEST)[None, :]
+                at = row[:, None] * (tiles * BEST) + place[None, :]
+                others = tl.load(best_scores + at, mask=ok, other=-float("inf"))
+                better += tl.sum((others > score[:, None]).to(tl.int32), 1)
+            near = allowed & (better < BETA) & (log_prob - of_draft <= tau)
+            log_prob = tl.where(near & ~accepted, of_draft, log_prob)
+            accepted |= near
+        if DISTANCE:
+            mine = tl.load(values + drafted, mask=allowed, other=float("nan"))
+            its = tl.load(values + best, mask=allowed, other=float("nan"))
+            near = allowed & (tl.abs(mine - its) <= epsilon)
+            log_prob = tl.where(near & ~accepted, of_draft, log_prob)
+            accepted |= near
+        forced = allowed & (step < MIN_BLOCK - 1)
+        log_prob = tl.where(forced & ~accepted, of_draft, log_prob)
+        accepted |= forced
+    first_rejected = tl.min(tl.where(accepted, STEPS, step), 0)
+    token = tl.where(step < first_rejected, drafted, best)
+    first_end = tl.min(tl.where((token == end) & (step <= first_rejected), step, STEPS), 0)
+    number = tl.minimum(first_rejected, first_end) + 1
+    is_emitted = step < number
+    length = tl.load(lengths + sentence)
+    to = sentence * columns + 1 + length + step
+    tl.store(tokens + to, token, is_emitted)
+    tl.store(log_probs + to, log_prob, is_emitted)
+    has_ended = first_end < STEPS
+    is_nan = tl.max((is_emitted & (log_prob != log_prob)).to(tl.int32), 0)
+    tl.store(lengths + sentence, length + number)
+    tl.store(active + sentence, tl.where(has_ended | (is_nan > 0), 0, 1))
+    tl.store(emitted + sentence, number)
+    tl.store(last_row + sentence, sentence * per_sentence + number - 1)
+    tl.store(status + sentence * 5, number)
+    tl.store(status + sentence * 5 + 1, tl.sum((is_emitted & is_drafted & (token == drafted)).to(tl.int32), 0))
+    tl.store(status + sentence * 5 + 2, count)
+    tl.store(status + sentence * 5 + 3, has_ended.to(tl.int32))
+    tl.store(status + sentence * 5 + 4, is_nan)

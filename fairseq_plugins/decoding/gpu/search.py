@@ -1,0 +1,300 @@
+"""Greedy search on the device: encode, then draft, verify, accept and append, as launches without a wait."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from fairseq_plugins.decoding.gpu import rows, scores
+from fairseq_plugins.decoding.gpu.acceptance import Acceptance
+from fairseq_plugins.decoding.gpu.batch import TILE, Batch, Sizes
+from fairseq_plugins.decoding.gpu.drafter import Drafter
+from fairseq_plugins.decoding.gpu.runner import (
+    PLAIN,
+    SOURCE_KEY_VALUE,
+    Input,
+    Runner,
+    Step,
+    choose_best,
+    make_scores,
+    padded,
+    score,
+)
+from fairseq_plugins.decoding.gpu.weights import Activation, Linear, Norm, Transformer
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Sources that have just been encoded.
+
+    Attributes:
+        runner: of the encoder.
+        step: the rows, in tiles of 16; a tile belongs to one source.
+        state, kind, norm: the encoder's output, as the input of the next product.
+        slots: [rows], the slot of each source token in the keys and values of a decoder; -1 for padding.
+    """
+
+    runner: Runner
+    step: Step
+    state: Input
+    kind: int
+    norm: Norm | None
+    slots: Tensor
+
+    def write_keys(self, projection: Linear, width: int, cache: Tensor) -> None:
+        """Write keys and values of the sources for all layers of a decoder, into cache [L, slots, 2, width]."""
+        new_x = self.runner.memory.free(self.step.rows, self.state.x)
+        self.runner.linear(
+            self.step, self.state, projection, self.state.x, self.kind, self.norm, new_x, SOURCE_KEY_VALUE, cache=cache,
+            slots=self.slots, width=width, layer_stride=cache.stride(0),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The rows that verified an iteration's drafts.
+
+    Attributes:
+        runner: of the verifier.
+        step: the rows.
+        features: [rows, F], states of the layers that the drafter reads; None for none.
+        hidden: [rows, D], the last states.
+        predicted: [rows], the best token after each row.
+    """
+
+    runner: Runner
+    step: Step
+    features: Tensor | None
+    hidden: Tensor
+    predicted: Tensor
+
+
+class EncoderRunner:
+    """Encodes packed sources of up to `most_tiles` tiles."""
+
+    def __init__(self, model: Transformer, most_tiles: int, batch: Batch) -> None:
+        self.model, self.batch = model, batch
+        device = model.embedding.device
+        most = most_tiles * TILE
+        self.runner = Runner(model, most)
+
+        def zeros(count: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(count, dtype=dtype, device=device)
+
+        # Tokens; then for each tile the place, first row and length of its sentence.
+        self.input = zeros(most + 3 * most_tiles)
+        self.most_tiles = most_tiles
+        self.x = torch.zeros(most, model.width, dtype=model.embedding.dtype, device=device)
+        self.positions = torch.arange(most, device=device, dtype=torch.int32)
+        self.own_slots, self.slots, self.last_visible, self.active = (zeros(most) for _ in range(4))
+        self.cache = torch.zeros(1, most, 2, model.width, dtype=model.embedding.dtype, device=device)
+
+    def parts(self, tiles: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return views of the input: tokens, and the places, first rows and lengths of the tiles' sentences."""
+        tokens, rest = self.input[: tiles * TILE], self.input[self.most_tiles * TILE :].view(3, -1)
+        places, begins, sizes = rest[:, :tiles].unbind()
+        return tokens, places, begins, sizes
+
+    def encode(self, tiles: int) -> Encoded:
+        """Launch the encoder for sources of this many tiles."""
+        model, batch, count = self.model, self.batch, tiles * TILE
+        tokens, places, begins, sizes = self.parts(tiles)
+        table, norm = model.positions, model.embedding_norm
+        none = model.embedding
+        rows.source_rows[(count,)](
+            tokens, places, begins, sizes, batch.source_bases, model.embedding, none if table is None else table,
+            norm.weight if norm else none, norm.bias if norm else none, self.x, self.own_slots, self.slots,
+            self.last_visible, self.active, batch.source, batch.source_lengths, batch.source_ends, batch.tokens,
+            batch.limits, batch.lengths, batch.active, batch.emitted, batch.num_drafted, batch.source.stride(0),
+            batch.tokens.stride(0), model.width, self.x.stride(0), 0 if table is None else table.size(0), model.scale,
+            eps=norm.eps, HAS_TABLE=table is not None, HAS_NORM=bool(norm), WIDTH=padded(model.width),
+            PDL=self.runner.pdl, num_warps=4, **self.runner.launch,
+        )  # fmt: skip
+        step = Step(
+            count, TILE, self.active[:tiles], self.own_slots[:count], begins, self.last_visible[:count],
+            self.positions[:count],
+        )  # fmt: skip
+        # The keys of a layer are read before those of the next are written.
+        cache = self.cache.expand(len(model.layers), -1, -1, -1)
+        state = self.runner.run(step, self.x[:count], cache)
+        return Encoded(self.runner, step, *self.runner.last_input(state), self.slots[:count])
+
+
+class Search:
+    """The models of a search and the memory of its steps.
+
+    Args:
+        encoder, verifier: the models.
+        sizes: of the memory.
+        best: tokens that are kept of each tile of the vocabulary.
+    """
+
+    def __init__(self, encoder: Transformer, verifier: Transformer, sizes: Sizes, best: int) -> None:
+        assert verifier.projection is not None
+        self.verifier, self.sizes = verifier, sizes
+        self.device, dtype = verifier.embedding.device, verifier.embedding.dtype
+        self.batch = Batch(sizes, self.device)
+        most = sizes.rows
+        self.encoder = EncoderRunner(encoder, max(64, triton.cdiv(sizes.sources, TILE)), self.batch)
+        self.runner = Runner(verifier, most)
+        width, count = verifier.width, len(verifier.layers)
+        self.cache = torch.zeros(count, sizes.slots, 2, width, dtype=dtype, device=self.device)
+        self.source_cache = torch.zeros(count, sizes.source_slots, 2, width, dtype=dtype, device=self.device)
+        self.source_projection = verifier.source_key_value()
+        self.x = torch.zeros(most * width, dtype=dtype, device=self.device)
+        self.positions, self.slots = (torch.zeros(most, dtype=torch.int32, device=self.device) for _ in range(2))
+        self.scores = make_scores(most, verifier.projection.outputs, width, best, self.device)
+
+    def encode(self, tiles: int) -> Encoded:
+        """Launch the encoder for new sentences."""
+        encoded = self.encoder.encode(tiles)
+        encoded.write_keys(self.source_projection, self.verifier.width, self.source_cache)
+        return encoded
+
+
+class GreedySearch(Search):
+    """Draft, verify, accept and append, for all places at once.
+
+    Args:
+        encoder, verifier, sizes: those of `Search`.
+        drafter: None to decode one token at a time.
+        acceptance: a relaxed rule, None for exact acceptance.
+        head: two layers before the projection (head 1 of blockwise decoding).
+    """
+
+    def __init__(
+        self,
+        encoder: Transformer,
+        verifier: Transformer,
+        sizes: Sizes,
+        drafter: Drafter | None = None,
+        acceptance: Acceptance | None = None,
+        head: tuple[Linear, Linear] | None = None,
+    ) -> None:
+        self.drafter, self.head, self.acceptance = drafter, head, acceptance or Acceptance()
+        super().__init__(encoder, verifier, sizes, max(self.acceptance.top_beta, 1))
+        assert verifier.projection is not None
+        self.layers_read = () if drafter is None else tuple(drafter.layers_read)
+        dtype = verifier.embedding.dtype
+
+        def zeros(width: int) -> Tensor:
+            return torch.zeros(sizes.rows * width, dtype=dtype, device=self.device)
+
+        self.features = zeros(max(len(self.layers_read), 1) * verifier.width)
+        self.hidden = zeros(verifier.width)
+        self.no_drafts = torch.zeros_like(self.batch.num_drafted)
+        self.wide: Tensor | None = None if head is None else zeros(head[0].outputs)
+        self.projected: Tensor | None = None if head is None else zeros(head[1].outputs)
+        self.values = None
+        if self.acceptance.values is not None:
+            # NaN for outputs of the projection that are no symbols.
+            missing = verifier.projection.outputs - len(self.acceptance.values)
+            values = self.acceptance.values.to(self.device, torch.float32)
+            self.values = torch.nn.functional.pad(values, (0, missing), value=float("nan"))
+        if drafter is not None:
+            drafter.allocate(self)
+
+    def encode(self, tiles: int) -> Encoded:
+        """Launch the encoder for new sentences, and what begins them."""
+        encoded = super().encode(tiles)
+        if self.drafter is not None:
+            self.drafter.begin(self.batch, encoded)
+        return encoded
+
+    def results(self, length: int) -> tuple[Tensor, ...]:
+        """Return tokens and log-probabilities [B, length + 1] of all places; the first token is no output."""
+        return self.batch.tokens[:, : length + 1], self.batch.log_probs[:, : length + 1]
+
+    def iterate(self, places: int, width: int) -> None:
+        """Launch an iteration of the first `places` places with drafts of up to `width` tokens."""
+        if self.drafter is not None and width > 0:
+            self.drafter.draft(self.batch, places, width)
+        verified = self.verify(places, width)
+        self.accept(places, width)
+        if self.drafter is not None:
+            self.drafter.observe(self.batch, verified)
+
+    def verify(self, places: int, width: int) -> Verified:
+        """Launch the verifier on the last token of each sentence and its draft."""
+        model, batch, count = self.verifier, self.batch, places * (width + 1)
+        table, norm, none = model.positions, model.embedding_norm, model.embedding
+        features, kept = self._kept(count)
+        x = kept.get(0, self.x[: count * model.width].view(count, model.width))
+        into = self.scores.of_rows(count)
+        positions, slots = self.positions[:count], self.slots[:count]
+        num_drafted = batch.num_drafted if width > 0 else self.no_drafts[:places]
+        rows.verified_rows[(count,)](
+            batch.tokens, batch.lengths, batch.draft, num_drafted, batch.prefix, batch.limits, batch.bases,
+            model.embedding, none if table is None else table, norm.weight if norm else none,
+            norm.bias if norm else none, x, positions, slots, into.only, into.no_eos, into.watched, batch.active,
+            batch.tokens.stride(0), batch.draft.stride(0), batch.prefix.stride(0), width + 1, model.width, x.stride(0),
+            0 if table is None else table.size(0), model.scale, eps=norm.eps, HAS_TABLE=table is not None,
+            HAS_NORM=bool(norm), STEPS=triton.next_power_of_2(width + 1), WIDTH=padded(model.width),
+            PDL=self.runner.pdl, num_warps=4, **self.runner.launch,
+        )  # fmt: skip
+        step = Step(
+            count, width + 1, batch.active[:places], slots, batch.bases, positions, positions, batch.source_bases,
+            batch.source_ends,
+        )  # fmt: skip
+        state = self.runner.run(step, x, self.cache, self.source_cache, kept)
+        hidden = self.hidden[: count * model.width].view(count, model.width)
+        last, kind, last_norm = self.runner.last_input(state)
+        new_x = kept.get(len(model.layers))
+        assert model.projection is not None
+        if self.head is not None:
+            last = self._head(step, last, kind, last_norm, hidden, new_x)
+            kind, last_norm, new_x = PLAIN, None, last.x
+        score(
+            self.runner, step, last, kind, last_norm, model.projection, into, batch.limits, batch.penalties, new_x,
+            hidden if self.head is None else None,
+        )  # fmt: skip
+        choose_best(self.runner, step, into, is_limited=True)
+        return Verified(self.runner, step, features, hidden, into.token)
+
+    def accept(self, places: int, width: int) -> None:
+        """Launch acceptance, which appends tokens and ends sentences."""
+        batch, into, rule = self.batch, self.scores, self.acceptance
+        scores.accept[(places,)](
+            into.token, into.log_prob, into.normalizer, into.watched_scores, into.best_scores, into.only, into.no_eos,
+            batch.limits, batch.draft, batch.num_drafted if width > 0 else self.no_drafts[:places],
+            batch.penalties if self.values is None else self.values, batch.tokens, batch.log_probs, batch.lengths,
+            batch.active, batch.emitted, batch.last_row, batch.status, batch.tokens.stride(0), batch.draft.stride(0),
+            width + 1, into.tiles, rule.tau, rule.epsilon, MIN_BLOCK=rule.min_block, BETA=rule.top_beta,
+            DISTANCE=self.values is not None, BEST=into.best, STEPS=triton.next_power_of_2(width + 1),
+            CHUNK=64, PDL=self.runner.pdl, num_warps=4, **self.runner.launch,
+        )  # fmt: skip
+
+    def _kept(self, count: int) -> tuple[Tensor | None, dict[int, Tensor]]:
+        """Return memory for the states that the drafter reads: [rows, F], and its views by layer."""
+        if not self.layers_read:
+            return None, {}
+        width, number = self.verifier.width, len(self.layers_read)
+        features = self.features[: count * number * width].view(count, number, width)
+        return features.flatten(1), {layer: features[:, n] for n, layer in enumerate(self.layers_read)}
+
+    def _head(
+        self, step: Step, state: Input, kind: int, norm: Norm | None, hidden: Tensor, new_x: Tensor | None
+    ) -> Input:
+        """Launch head 1 of blockwise decoding, a layer with a residual; return the input of the projection."""
+        assert self.head is not None and self.wide is not None and self.projected is not None
+        expand, shrink = self.head
+        wide = self.wide[: step.rows * expand.outputs].view(step.rows, expand.outputs)
+        projected = self.projected[: step.rows * shrink.outputs].view(step.rows, shrink.outputs)
+        new_x = self.runner.memory.free(step.rows, state.x) if new_x is None else new_x
+        self.runner.linear(step, state, expand, wide, kind, norm, new_x, activation=Activation.RELU, normal=hidden)
+        self.runner.linear(step, Input(wide), shrink, projected, residual=hidden)
+        return Input(projected)
+
+
+def packed(sources: Sequence[Sequence[int]], places: Sequence[int], pad: int) -> tuple[list[int], list[list[int]]]:
+    """Pack sources into tiles: tokens, and for each tile the place, first row and length of its sentence."""
+    tokens: list[int] = []
+    tiles: list[list[int]] = []
+    for source, place in zip(sources, places, strict=True):
+        begin = len(tokens)
+        tokens += source
+        tokens += [pad] * (-len(tokens) % TILE)
+        tiles += [[place, begin, len(source)] for _ in range((len(tokens) - begin) // TILE)]
+    return tokens, tiles

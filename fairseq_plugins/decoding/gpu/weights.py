@@ -1,0 +1,131 @@
+"""The weights of a Transformer on the device, as the kernels read them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from fairseq_plugins.decoding.native import NotNative
+
+
+class Activation(IntEnum):
+    """Activation functions, by their numbers in layers.py."""
+
+    NONE = 0
+    RELU = 1
+    GELU = 2
+    SILU = 3
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer: weight [outputs, inputs] and bias [outputs] or None."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    @property
+    def inputs(self) -> int:
+        return self.weight.size(1)
+
+    @property
+    def outputs(self) -> int:
+        return self.weight.size(0)
+
+
+def linear(weight: Tensor, bias: Tensor | None) -> Linear:
+    """Return a linear layer."""
+    return Linear(weight, bias)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Layer normalisation over the last dimension; without weight, none."""
+
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    eps: float = 0.0
+
+    def __bool__(self) -> bool:
+        return self.weight is not None
+
+
+@dataclass
+class Layer:
+    """A Transformer layer; an encoder layer has no cross-attention."""
+
+    heads: int = 1
+    normalize_before: bool = False
+    activation: Activation = Activation.RELU
+    self_qkv: Linear = field(default_factory=lambda: Linear(torch.empty(0, 0)))
+    self_out: Linear = field(default_factory=lambda: Linear(torch.empty(0, 0)))
+    self_norm: Norm = field(default_factory=Norm)
+    fc1: Linear = field(default_factory=lambda: Linear(torch.empty(0, 0)))
+    fc2: Linear = field(default_factory=lambda: Linear(torch.empty(0, 0)))
+    final_norm: Norm = field(default_factory=Norm)
+    cross_query: Linear | None = None
+    cross_key_value: Linear | None = None
+    cross_out: Linear | None = None
+    cross_norm: Norm = field(default_factory=Norm)
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """An encoder or decoder.
+
+    Attributes:
+        layers: its layers.
+        embedding: [V, D].
+        scale: factor of the embeddings.
+        positions: [P, D], or None; later positions have the last one's embedding.
+        positions_every_layer: add positions to the input of every layer.
+        embedding_norm, final_norm: of the input, and (pre-norm) of the output.
+        projection: to the vocabulary; None in an encoder.
+    """
+
+    layers: Sequence[Layer]
+    embedding: Tensor
+    scale: float
+    positions: Tensor | None
+    positions_every_layer: bool
+    embedding_norm: Norm
+    final_norm: Norm
+    projection: Linear | None
+
+    @property
+    def width(self) -> int:
+        return self.embedding.size(1)
+
+    @property
+    def heads(self) -> int:
+        return self.layers[0].heads
+
+    def source_key_value(self) -> Linear:
+        """Return the projections of the source to keys and values of all layers, [L * 2 * D, inputs]."""
+        layers = [layer.cross_key_value for layer in self.layers if layer.cross_key_value is not None]
+        biases = [layer.bias for layer in layers if layer.bias is not None]
+        return Linear(torch.cat([layer.weight for layer in layers]), torch.cat(biases) if biases else None)
+
+
+def transformer(
+    layers: Sequence[Layer],
+    embedding: Tensor,
+    scale: float,
+    positions: Tensor | None,
+    positions_every_layer: bool,
+    embedding_norm: Norm,
+    final_norm: Norm,
+    projection: Linear | None,
+) -> Transformer:
+    """Return a Transformer; raises NotNative for one that the kernels do not support."""
+    if not layers[0].normalize_before and final_norm:
+        raise NotNative("the layers are normalised after each sublayer and once more at the end")
+    if len({(layer.heads, layer.normalize_before) for layer in layers}) > 1:
+        raise NotNative("its layers differ in their heads or norms")
+    if embedding.size(1) // layers[0].heads > 256:
+        raise NotNative(f"its heads are {embedding.size(1) // layers[0].heads} wide")
+    return Transformer(
+        layers, embedding, scale, positions, positions_every_layer, embedding_norm, final_norm, projection
+    )

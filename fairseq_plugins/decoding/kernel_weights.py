@@ -1,0 +1,204 @@
+"""Convert fairseq's modules for a module of kernels: Transformers and the parts of drafters."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, overload
+
+import torch
+import torch.nn.functional as F
+from fairseq.models import FairseqEncoder
+from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
+from fairseq.modules import gelu
+from torch import Tensor
+
+from fairseq_plugins.decoding.native import NotNative
+from fairseq_plugins.decoding.reference.encoder import is_known_encoder
+from fairseq_plugins.decoding.weights import (
+    Layer,
+    Linear,
+    Norm,
+    Precision,
+    embeddings,
+    linear,
+    norm,
+    read_decoder_layer,
+    read_encoder_layer,
+    vocabulary_projection,
+)
+from fairseq_plugins.models.block_nat import BlockNatDecoder
+from fairseq_plugins.models.positions import KNOWN_POSITIONS, position_table
+from fairseq_plugins.models.support import unsupported_reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelWeights(ABC):
+    """Converts fairseq's modules for a module of kernels, which its methods describe themselves against.
+
+    Attributes:
+        precision: precision of linear layers.
+        batch_invariant: make the result of a row independent of the number of rows, to the last bit.
+        many_rows: choose formats that are fast for steps of many rows.
+        drafts_of_fp32: for the drafter of a verifier in fp32, with which it shares embeddings.
+    """
+
+    precision: Precision = Precision.FP32
+    batch_invariant: bool = False
+    many_rows: bool = False
+    drafts_of_fp32: bool = False
+
+    @property
+    @abstractmethod
+    def module(self) -> ModuleType:
+        """The module of kernels."""
+
+    @abstractmethod
+    def linear(self, layer: Linear, precision: Precision | None = None) -> Any:
+        """Convert a linear layer; raises NotNative for weights that the kernels do not support."""
+
+    @abstractmethod
+    def for_drafts(self) -> "KernelWeights":
+        """Return the converter for a drafter, whose drafts are verified and need not be exact."""
+
+    @abstractmethod
+    def may_fuse(self, weight: Tensor) -> bool:
+        """Return whether the reader of a drafter may be fused with the projections that follow it, in a copy."""
+
+    @abstractmethod
+    def check(self, tensor: Tensor, dtype: torch.dtype | None) -> None:
+        """Raise NotNative for a tensor on another device or of another type (None: that of the model)."""
+
+    @overload
+    def array(self, tensor: Tensor, dtype: torch.dtype | None = ...) -> Tensor: ...
+    @overload
+    def array(self, tensor: None, dtype: torch.dtype | None = ...) -> None: ...
+    def array(self, tensor: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
+        """Return a tensor as the kernels read it, contiguous; raises NotNative as `check` does."""
+        if tensor is None:
+            return None
+        self.check(tensor, dtype)
+        return tensor.detach().contiguous()
+
+    def activations(self) -> dict[Callable[[Tensor], Tensor], Any]:
+        """Map PyTorch's activation functions to those of the kernels."""
+        known = self.module.Activation
+        return {F.relu: known.RELU, gelu: known.GELU, F.silu: known.SILU}
+
+    def norm(self, values: Norm | None) -> Any:
+        """Convert a layer normalisation; None becomes an empty one."""
+        if values is None:
+            return self.module.Norm()
+        return self.module.Norm(self.array(values.weight), self.array(values.bias), values.eps)
+
+    def layer(self, weights: Layer) -> Any:
+        """Convert a Transformer layer.
+
+        Raises:
+            NotNative: for an unsupported activation.
+        """
+        known = self.activations()
+        if weights.activation not in known:
+            name = getattr(weights.activation, "__name__", str(weights.activation))
+            raise NotNative(f"the kernels do not support the activation {name}")
+        layer = self.module.Layer()
+        layer.heads, layer.normalize_before = weights.heads, weights.normalize_before
+        layer.activation = known[weights.activation]
+        layer.self_norm, layer.final_norm = self.norm(weights.self_norm), self.norm(weights.final_norm)
+        for name in ("self_qkv", "self_out", "fc1", "fc2"):
+            setattr(layer, name, self.linear(getattr(weights, name)))
+        if weights.cross_query is not None:
+            layer.cross_norm = self.norm(weights.cross_norm)
+            for name in ("cross_query", "cross_key_value", "cross_out"):
+                setattr(layer, name, self.linear(getattr(weights, name)))
+        return layer
+
+    def decoder(self, decoder: TransformerDecoderBase, projection: Any = None) -> Any:
+        """Convert a fairseq decoder.
+
+        Args:
+            decoder: decoder of a fairseq Transformer.
+            projection: vocabulary projection in the kernels; None for the decoder's own.
+
+        Raises:
+            NotNative: for a decoder that the kernels do not support.
+        """
+        reason = unsupported_reason(decoder)
+        if reason is not None:
+            raise NotNative(reason)
+        if decoder.project_in_dim is not None or decoder.project_out_dim is not None:
+            raise NotNative("the embeddings have another width than the layers")
+        if projection is None:
+            own = vocabulary_projection(decoder)
+            if own is None:
+                raise NotNative(f"the vocabulary projection of {type(decoder).__name__} is not a linear layer")
+            projection = self.linear(own)
+        return self._transformer(
+            decoder, [self.layer(read_decoder_layer(layer)) for layer in decoder.layers], projection
+        )
+
+    def encoder(self, encoder: FairseqEncoder) -> Any:
+        """Convert a fairseq encoder; return None for one that the kernels do not support, which runs in PyTorch."""
+        if not is_known_encoder(encoder) or len(encoder.layers) == 0:
+            return None
+        if encoder.embed_positions is not None and not isinstance(encoder.embed_positions, KNOWN_POSITIONS):
+            return None
+        return self._transformer(encoder, [self.layer(read_encoder_layer(layer)) for layer in encoder.layers], None)
+
+    def _transformer(
+        self, module: TransformerDecoderBase | TransformerEncoderBase, layers: Sequence[Any], projection: Any
+    ) -> Any:
+        positions = position_table(module, module.max_positions())
+        embedding_precision = Precision.FP32 if self.drafts_of_fp32 else self.precision
+        return self.module.transformer(
+            layers,
+            self.array(embeddings(module.embed_tokens.weight, embedding_precision)),
+            float(module.embed_scale),
+            self.array(positions),
+            positions_every_layer=getattr(module, "positions_every_layer", False),
+            embedding_norm=self.norm(norm(getattr(module, "layernorm_embedding", None))),
+            final_norm=self.norm(norm(getattr(module, "layer_norm", None))),
+            projection=projection,
+        )
+
+    # ------------------------------------------------------------------------------- parts of trained drafters
+
+    def drafter_decoder(self, decoder: BlockNatDecoder, vocabulary: Tensor | None) -> Any:
+        """Convert the decoder of a drafter, which scores only the tokens `vocabulary` [N] (None: all)."""
+        own = vocabulary_projection(decoder)
+        if own is None:
+            raise NotNative(f"the vocabulary projection of {type(decoder).__name__} is not a linear layer")
+        weight, bias = own
+        if vocabulary is not None:
+            weight, bias = weight[vocabulary], None if bias is None else bias[vocabulary]
+        return self.decoder(decoder, self.linear((weight, bias)))
+
+    def path(self, decoder: BlockNatDecoder, vocabulary: Tensor | None) -> Any:
+        """Convert the layers that choose a draft's tokens from their scores (drafters/path.py); a GRU stays in fp32."""
+        transition, size = decoder.transition, decoder.embed_tokens.num_embeddings
+        ids = torch.arange(size) if vocabulary is None else vocabulary
+        layers: dict[str, Any] = {}
+        before = None
+        if transition is not None:
+            before = transition.before.weight
+            layers["after"] = self.linear((transition.after.weight[ids], None))
+            cell, rank = transition.cell, before.size(1)
+            if cell is not None:
+                assert transition.of_state is not None
+                width, exact = cell.input_size - rank, Precision.FP32
+                of_input, of_state, input_bias, state_bias = cell.all_weights[0]
+                layers["gru_hidden"] = self.linear((of_input[:, :width], input_bias), exact)
+                layers["gru_token"] = self.linear((of_input[:, width:], None), exact)
+                layers["gru_recurrent"] = self.linear((of_state, state_bias), exact)
+                layers["to_rank"] = self.linear((transition.of_state.weight, None), exact)
+        names = ("after", "gru_hidden", "gru_token", "gru_recurrent", "to_rank")
+        return self.module.Path(
+            self.array(ids, torch.long), self.array(before), **{name: layers.get(name) for name in names}
+        )
+
+    def mask_weights(self, decoder: BlockNatDecoder) -> Any:
+        """Convert the layers that compute a drafter's mask embeddings (reference/mask_embeddings.py)."""
+        copy = decoder.copy_attention
+        positions = None if copy is None else position_table(decoder, decoder.max_positions())
+        own = None if copy is None else self.linear(linear(copy), Precision.FP32)
+        return self.module.MaskWeights(self.array(decoder.mask_vector), own, self.array(positions))

@@ -1,0 +1,100 @@
+"""Convert fairseq's modules for the compiled CPU kernels, and choose the format of each weight."""
+
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq_plugins.decoding.kernel_weights import KernelWeights
+from fairseq_plugins.decoding.native import NotNative, kernels
+from fairseq_plugins.decoding.native.available_memory import available_memory
+from fairseq_plugins.decoding.weights import Linear, Precision, QuantizedLinear, is_small
+
+# Large weights have a packed copy only if it takes at most this share of the memory that is available.
+_COPY_SHARE = 1 / 4
+# Narrow layers stay in the cache: there, a single row takes AMX tiles twice the time of vectors.
+NARROW = 511
+# AMX tiles need a number of inputs that is a multiple of 32, and weights that are exact in float16 after multiplication
+# by 1024 (csrc/isa/amx_tiles.h).
+_TILE_INPUTS, _TILE_SCALE = 32, 1024.0
+# Micro-batch of a thread. Too few rows make matrix products slow. Too many rows push a narrow model's weights out of
+# the cache; a wide model's weights do not fit into it anyway.
+_MIN_SENTENCES, _ROWS, _ROWS_IF_WIDE = 8, 24, 128
+
+
+def micro_batch_size(width: int) -> tuple[int, int]:
+    """Return a thread's micro-batch for a model of this width: the minimum of sentences, and the target of rows."""
+    return _MIN_SENTENCES, _ROWS if width <= 256 else _ROWS_IF_WIDE
+
+
+@dataclass(frozen=True)
+class NativeWeights(KernelWeights):
+    """Converts for the compiled CPU kernels, and chooses the format of each weight.
+
+    Attributes:
+        packed: keep packed copies of large weights, which the kernels read faster; small ones always have one.
+    """
+
+    packed: bool = True
+
+    @property
+    def module(self) -> ModuleType:
+        """The compiled module."""
+        return kernels()
+
+    def linear(self, layer: Linear, precision: Precision | None = None) -> Any:
+        """Convert a linear layer.
+
+        Raises:
+            NotNative: for weights that are not in fp32 on the CPU.
+        """
+        module, precision = self.module, precision or self.precision
+        scale = None
+        if isinstance(layer, QuantizedLinear):
+            bias, scale, weight_format = layer.bias, layer.scale, module.WeightFormat.INT8
+            weight = self.array(layer.weight, torch.int8)
+        else:
+            bias = layer[1]
+            weight = self.array(layer[0])
+            weight_format = self._format(weight, precision)
+        return module.linear(
+            weight, self.array(bias), self.array(scale), format=weight_format, batch_invariant=self.batch_invariant
+        )
+
+    def _format(self, weight: Tensor, precision: Precision) -> Any:
+        """Return the fastest format (`WeightFormat`) that keeps the weight's precision and the memory limits."""
+        formats, supports = self.module.WeightFormat, self.module.supports
+        if precision is Precision.INT8:
+            return formats.INT8
+        is_near = min(weight.shape) <= NARROW and is_small(weight)
+        if not is_near and not (self.packed and weight.nbytes <= _COPY_SHARE * available_memory()):
+            return formats.ROWS
+        if not supports(formats.FP16_PANELS) or not _is_exact_in_half(weight):
+            return formats.PANELS
+        if self.packed and (self.many_rows or not is_near) and supports(formats.FP16_AMX_TILES):
+            if weight.size(1) % _TILE_INPUTS == 0 and _is_exact_in_half(weight * _TILE_SCALE):
+                return formats.FP16_AMX_TILES
+        return formats.FP16_PANELS
+
+    def for_drafts(self) -> "NativeWeights":
+        """Return the converter for a drafter: in INT8, since drafts are verified, unless copies are ruled out."""
+        exact = self.precision is Precision.FP32
+        return replace(self, precision=Precision.INT8, drafts_of_fp32=exact) if self.packed else self
+
+    def may_fuse(self, weight: Tensor) -> bool:
+        """Return whether a copy of the weight is small."""
+        return is_small(weight)
+
+    def check(self, tensor: Tensor, dtype: torch.dtype | None) -> None:
+        """Raise NotNative for a tensor that is not on the CPU, or of another type (None: fp32)."""
+        if tensor.device.type != "cpu" or tensor.dtype != (dtype or torch.float32):
+            raise NotNative(f"the weights are in {str(tensor.dtype).removeprefix('torch.')} on {tensor.device.type}")
+
+
+def _is_exact_in_half(weight: Tensor) -> bool:
+    """Return whether all numbers of a weight are exact in float16."""
+    # In blocks: most weights fail in the first one, and small temporaries need little memory.
+    blocks = weight.reshape(-1).split(2**16)
+    return all(bool((block.half().to(block.dtype) == block).all()) for block in blocks)

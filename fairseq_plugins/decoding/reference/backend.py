@@ -1,0 +1,138 @@
+"""The loop in PyTorch: backend `torch`, and `cuda-graphs` if its steps are captured."""
+
+from collections import deque
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import torch
+
+from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.method import Method
+from fairseq_plugins.decoding.recording.trace_writer import Tracer
+from fairseq_plugins.decoding.reference.arithmetic import exact_arithmetic
+from fairseq_plugins.decoding.reference.batch import Batch
+from fairseq_plugins.decoding.reference.search import GreedySearch
+from fairseq_plugins.decoding.reference.state import Advance, BeamAdvance, Decoded, Draft, StepOutput
+from fairseq_plugins.decoding.reference.verifier import DrafterIsVerifier, Verifier
+from fairseq_plugins.errors import ConfigurationError
+
+
+class TorchBackend:
+    """Runs the loop: draft, verify, keep the longest accepted prefix and the verifier's own next token, repeat.
+
+    Args:
+        method: verifier, drafter and search.
+        name, reason: as in `backends.Backend`.
+        trace: records every iteration; None for no trace.
+        active_sentences: number of sentences decoded at a time, 0 for all.
+        beam: hypotheses per sentence; None for greedy search.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        name: str = "torch",
+        reason: str = "requested",
+        trace: Tracer | None = None,
+        active_sentences: int = 0,
+        beam: int | None = None,
+    ) -> None:
+        self.method, self.name, self.reason = method, name, reason
+        self.trace = trace
+        self.active_sentences, self.beam = active_sentences, beam
+        if isinstance(method.verifier, Verifier) and isinstance(method.search, GreedySearch):
+            method.verifier.accept = method.search.accept
+
+    def decode(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> Decoded:
+        """Decode as `Backend.decode` does."""
+        batch = self._batch(sample, constraints, first_token)
+        with torch.inference_mode(), exact_arithmetic(batch.state.tokens.device):
+            # Discards each advance at once: it holds scores of the whole vocabulary.
+            deque(self._loop(batch), maxlen=0)
+        return Decoded(batch.outputs, batch.emitted)
+
+    def steps(
+        self, sample: dict[str, Any], constraints: Constraints, first_token: int
+    ) -> Generator[list[StepOutput], None, Decoded]:
+        """Decode as `Backend.steps` does."""
+        batch = self._batch(sample, constraints, first_token)
+        advances = self._loop(batch)
+        while True:
+            with torch.inference_mode(), exact_arithmetic(batch.state.tokens.device):
+                advance = next(advances, None)
+            if advance is None:
+                return Decoded(batch.outputs, batch.emitted)
+            # Before the loop removes rows.
+            outputs = self._step_outputs(advance, batch)
+            del advance
+            yield outputs
+
+    def advances(
+        self, sample: dict[str, Any], constraints: Constraints, first_token: int
+    ) -> Iterator[Advance | BeamAdvance]:
+        """Decode a batch and yield every iteration's result without the synchronisations of `steps`."""
+        return self._loop(self._batch(sample, constraints, first_token))
+
+    def _batch(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> Batch:
+        if constraints.prefix is not None and self.active_sentences:
+            raise ConfigurationError("--active-sentences: is not supported with --prefix-size; leave one of them out")
+        device = sample["net_input"]["src_tokens"].device
+        delays_removal = self.method.verifier.engine.has_graphs(device)
+        strategy = getattr(self.method.verifier, "strategy", None)
+        if strategy is not None:
+            # fairseq's search objects need the sentences of a batch in step.
+            delays_removal = False
+            if self.active_sentences:
+                raise ConfigurationError(f"--active-sentences: is not supported with {strategy.option}; leave one out")
+        return Batch(sample, constraints, first_token, self.active_sentences, self.beam, delays_removal)
+
+    def _loop(self, batch: Batch) -> Iterator[Advance | BeamAdvance]:
+        """Run until every sentence of the batch has ended; yield the result of every iteration."""
+        method, state = self.method, batch.state
+        verifier, drafter, search = method.verifier, method.drafter, method.search
+        prefix = self._prefix_draft(batch)
+        while batch.admit(method):
+            draft = prefix or drafter.draft(state)
+            verification = verifier.verify(state, draft)
+            advance = search.advance(state, draft, verification)
+            if self.trace is not None:
+                assert isinstance(advance, Advance), "beam search is not traced"
+                self.trace.iteration(state.sentences, advance)
+            state.append(advance)
+            if isinstance(advance, Advance):
+                drafter.observe(advance)
+            yield advance
+            batch.retire(advance, method)
+            # Free the scores of the whole vocabulary before the next iteration.
+            del draft, verification, advance
+            prefix = None
+
+    def _prefix_draft(self, batch: Batch) -> Draft | None:
+        """Return the tokens of `--prefix-size` as first draft, which the verifier is forced to accept."""
+        # Beam search forces one token per step, as fairseq does.
+        prefix = None if self.beam else batch.state.constraints.given_prefix()
+        if prefix is not None and isinstance(self.method.verifier, DrafterIsVerifier):
+            raise ConfigurationError("--prefix-size is not supported where no verifier runs; use --decoder gad")
+        return None if prefix is None else Draft(*prefix)
+
+    @staticmethod
+    def _step_outputs(advance: Advance | BeamAdvance, batch: Batch) -> list[StepOutput]:
+        """Return the result of an iteration for each sentence of the batch."""
+        assert isinstance(advance, Advance), "beam search yields no steps"
+        rows = batch.state.sentences
+        outputs = [StepOutput([], 0, 0, bool(ended)) for ended in batch.outputs]
+        drafted = advance.draft.num_drafted
+        widths = [advance.draft.tokens.size(1)] * len(rows) if drafted is None else drafted.tolist()
+        steps = zip(
+            rows,
+            advance.tokens.tolist(),
+            advance.host_emitted,
+            widths,
+            advance.num_accepted.tolist(),
+            advance.finished,
+            strict=True,
+        )
+        for row, tokens, count, width, accepted, finished in steps:
+            if count:
+                outputs[row] = StepOutput(tokens[:count], width, accepted, finished)
+        return outputs

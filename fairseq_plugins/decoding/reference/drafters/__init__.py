@@ -1,0 +1,53 @@
+"""Drafters: their protocol, and the drafters that several methods share."""
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from fairseq_plugins.decoding.reference.encoder import EncoderOut
+from fairseq_plugins.decoding.reference.state import Advance, DecodingState, Draft
+
+
+class Drafter(Protocol):
+    """Guesses the next tokens from the state of a batch."""
+
+    def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
+        """Begin a batch.
+
+        Args:
+            sample: a fairseq batch with `net_input`.
+            encoder_out: output of the (first) verifier's encoder, None without a verifier.
+        """
+
+    def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
+        """Append admitted sentences, which have no tokens yet, after the active ones: see `--active-sentences`.
+
+        Args:
+            sample: the admitted sentences; their padded length may differ from that of the active ones.
+            encoder_out: as for `start`, of the admitted sentences.
+        """
+
+    def draft(self, state: DecodingState) -> Draft:
+        """Guess up to `state.max_len - state.span.shortest` tokens for every sentence."""
+
+    def observe(self, advance: Advance) -> None:
+        """Update the drafter after an iteration, whose tokens are already in the state."""
+
+    def select_rows(self, rows: Tensor) -> None:
+        """Keep only these rows [B'], indices into the current batch."""
+
+
+class StatelessDrafter:
+    """Base of drafters that keep no state of their sentences."""
+
+    def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
+        pass
+
+    def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
+        pass
+
+    def observe(self, advance: Advance) -> None:
+        pass
+
+    def select_rows(self, rows: Tensor) -> None:
+        pass

@@ -1,0 +1,207 @@
+"""Encode a batch with fewer, larger operations than fairseq's encoder, whose time at batch 1 is mostly overhead."""
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from fairseq.models import FairseqEncoder
+from fairseq.models.transformer import TransformerEncoderBase
+from fairseq.modules import MultiheadAttention
+from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+from torch import Tensor, nn
+
+from fairseq_plugins.decoding.reference.attention import additive_mask
+from fairseq_plugins.decoding.reference.captured.fixed_shapes import attention, padding_last
+from fairseq_plugins.decoding.reference.captured.graph_capture import CapturedSteps, Outputs, Run
+from fairseq_plugins.decoding.reference.captured.shapes import MAX_ROWS, rounded_up
+from fairseq_plugins.decoding.reference.engine import Engine
+from fairseq_plugins.decoding.reference.rows import may_have_padding
+from fairseq_plugins.decoding.weights import Precision, embeddings, norm, quantized_layer, read_encoder_layer
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.models.exact_types import changed_part
+from fairseq_plugins.models.positions import KNOWN_POSITIONS, position_table
+
+logger = logging.getLogger(__name__)
+
+# Captured steps round the source length up to a power of two, at least this.
+MIN_SOURCE = 32
+
+EncoderOut = dict[str, list[Tensor]]
+
+
+class FusedEncoder:
+    """Compute the output of a fairseq encoder in eval mode; encoders other than the Transformer's run unchanged."""
+
+    def __init__(self, encoder: FairseqEncoder, engine: Engine) -> None:
+        self.encoder = encoder
+        self.engine = engine
+        self.layers = [read_encoder_layer(layer) for layer in encoder.layers] if is_known_encoder(encoder) else None
+        if engine.precision is Precision.INT8 and self.layers is None:
+            logger.warning("--int8: the encoder %s stays in fp32", type(encoder).__name__)
+        elif engine.precision is Precision.INT8:
+            self.layers = [quantized_layer(layer) for layer in self.layers or []]
+        self.positions = None
+        if self.layers is not None:
+            self.embedding = embeddings(encoder.embed_tokens.weight, engine.precision)
+        if self.layers is not None and isinstance(encoder.embed_positions, KNOWN_POSITIONS):
+            self.positions = position_table(encoder, encoder.max_positions())
+        self.steps: CapturedSteps | None = None
+        if engine.graphs is not None and engine.has_graphs(next(encoder.parameters()).device):
+            self.steps = CapturedSteps(engine.graphs)
+        self.embedding_norm = norm(getattr(encoder, "layernorm_embedding", None))
+        self.final_norm = norm(getattr(encoder, "layer_norm", None))
+
+    def __call__(self, net_input: dict[str, Any]) -> EncoderOut:
+        """Encode `src_tokens` [B, S].
+
+        Returns:
+            fairseq's encoder output: encoder_out [S, B, D], encoder_padding_mask [B, S], encoder_embedding [B, S, D].
+        """
+        if self.layers is None:
+            return self._run_unknown(net_input)
+        tokens = net_input["src_tokens"]
+        rows, width = tokens.shape
+        shape = rounded_up(rows), rounded_up(width, MIN_SOURCE)
+        has_positions = self.positions is not None and width <= len(self.positions)
+        if self.steps is not None and has_positions and math.prod(shape) <= MAX_ROWS:
+            x, padding, embedding = self._run_shape(shape, tokens)
+        else:
+            has_padding = may_have_padding(tokens == self.encoder.padding_idx)
+            x, padding, embedding = self._encode(tokens, has_padding, has_positions)
+        return {
+            "encoder_out": [x.transpose(0, 1)],
+            "encoder_padding_mask": [padding],
+            "encoder_embedding": [embedding],
+        }
+
+    def _run_shape(self, shape: tuple[int, int], tokens: Tensor) -> Sequence[Tensor]:
+        """Encode in a rounded shape, from a CUDA graph if that shape has one."""
+        assert self.steps is not None
+        rows, width = tokens.shape
+
+        def make() -> Outputs:
+            weight = self.encoder.embed_tokens.weight
+            states, embedding = (weight.new_empty(*shape, weight.size(1)) for _ in range(2))
+            return tokens.new_empty(shape), states, tokens.new_empty(shape, dtype=torch.bool), embedding
+
+        def fill(inputs: Outputs) -> None:
+            padded, *_ = inputs
+            assert padded is not None
+            padded.fill_(self.encoder.padding_idx)
+            padded[:rows, :width] = tokens
+
+        def step(inputs: Outputs) -> Run:
+            padded, *kept = (value for value in inputs if value is not None)
+
+            def run() -> Outputs:
+                outputs = self._encode(padded, has_padding=True, has_positions=True)
+                # Copied out of the memory pool of the graphs, where another graph would overwrite them.
+                return tuple(memory.copy_(value) for memory, value in zip(kept, outputs, strict=True))
+
+            return run
+
+        outputs = self.steps.run(shape, make, fill, step)
+        # Cloned, because drafters keep them while the next batch is encoded.
+        return [value[:rows, :width].clone() for value in outputs if value is not None]
+
+    def _encode(self, tokens: Tensor, has_padding: bool, has_positions: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Return states [B, S, D], padding [B, S] and embeddings [B, S, D] of tokens [B, S].
+
+        `has_positions`: read position embeddings from our table, which is long enough.
+        """
+        encoder = self.encoder
+        padding = tokens == encoder.padding_idx
+        mask = ~padding[:, None, None, :] if has_padding else None
+        embedding = encoder.embed_scale * F.embedding(tokens, self.embedding)
+        x = embedding
+        if has_positions:
+            assert self.positions is not None
+            # Padding may be on the left. Its own embedding does not matter.
+            position = ((~padding).cumsum(1) - 1).clamp(min=0)
+            x = x + (self.positions[: tokens.size(1)] if mask is None else self.positions[position])
+        elif encoder.embed_positions is not None:
+            x = x + encoder.embed_positions(tokens)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        if mask is not None:
+            x = x.masked_fill(padding[:, :, None], 0)
+        x = self._run_batch_invariant(x, padding) if self.engine.batch_invariant else self._run(x, mask)
+        return x if self.final_norm is None else self.final_norm(x), padding, embedding
+
+    def _run(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        assert self.layers is not None
+        mask = additive_mask(mask, x.dtype)
+        for layer in self.layers:
+
+            def attend(qkv: Tensor, heads: int = layer.heads) -> Tensor:
+                query, key, value = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+                return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2)
+
+            x = self.engine.layer(layer, x, attend)
+        return x
+
+    def _run_batch_invariant(self, x: Tensor, padding: Tensor) -> Tensor:
+        """Run the layers in fixed shapes, with padding [B, S] moved to the end meanwhile."""
+        assert self.layers is not None
+        order = padding_last(padding)[:, :, None].expand_as(x)
+        x = x.gather(1, order)
+        last = ((~padding).sum(1, keepdim=True) - 1).expand_as(padding)
+        for layer in self.layers:
+
+            def attend(qkv: Tensor, heads: int = layer.heads) -> Tensor:
+                qkv = qkv.unflatten(-1, (3, heads, -1))
+                return attention(qkv[:, :, 0], qkv[:, :, 1:], last)
+
+            x = self.engine.layer(layer, x, attend)
+        return torch.empty_like(x).scatter_(1, order, x)
+
+    def _run_unknown(self, net_input: dict[str, Any]) -> EncoderOut:
+        """Run an unknown encoder; a batch-invariant engine runs it on one sentence at a time, without padding."""
+        if not self.engine.batch_invariant:
+            found: EncoderOut = self.encoder.forward_torchscript(net_input)
+            return found
+        tokens = net_input["src_tokens"]
+        if tokens.dim() != 2:
+            raise ConfigurationError(
+                f"--fp16, --bf16: the encoder {type(self.encoder).__name__} reads no tokens, and its output in half "
+                "precision depends on the batch; leave the option out, or use --decoder beam"
+            )
+        padding = tokens == self.encoder.dictionary.pad()
+        outputs = [
+            self.encoder.forward_torchscript({"src_tokens": row[real][None], "src_lengths": real.sum()[None]})
+            for row, real in zip(tokens, ~padding, strict=True)
+        ]
+        result: EncoderOut = {"encoder_padding_mask": [padding]}
+        for name in {"encoder_out", "encoder_embedding"} & set(outputs[0]):
+            parts = [output[name][0].flatten(0, 1) for output in outputs]
+            whole = parts[0].new_zeros(*padding.shape, parts[0].size(-1))
+            whole[~padding] = torch.cat(parts)
+            result[name] = [whole.transpose(0, 1) if name == "encoder_out" else whole]
+        return result
+
+
+def is_known_encoder(encoder: FairseqEncoder) -> bool:
+    """Return whether an encoder is fairseq's Transformer encoder without overridden methods or additions."""
+    if not isinstance(encoder, TransformerEncoderBase) or encoder.quant_noise is not None:
+        return False
+    methods = ("forward", "forward_scriptable", "forward_embedding", "forward_torchscript")
+    if any(getattr(type(encoder), name) is not getattr(TransformerEncoderBase, name) for name in methods):
+        return False
+    if changed_part(encoder, (TransformerEncoderBase, TransformerEncoderLayerBase)) is not None:
+        return False
+    return isinstance(encoder.embed_tokens, nn.Embedding) and all(map(_is_known_layer, encoder.layers))
+
+
+def _is_known_layer(layer: TransformerEncoderLayerBase) -> bool:
+    if getattr(type(layer), "forward", None) is not TransformerEncoderLayerBase.forward or layer.return_fc:
+        return False
+    attention = layer.self_attn
+    return (
+        type(attention) is MultiheadAttention
+        and attention.bias_k is None
+        and not attention.add_zero_attn
+        and not attention.use_xformers
+    )

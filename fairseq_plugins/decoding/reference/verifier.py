@@ -1,0 +1,298 @@
+"""Verify drafts: run an autoregressive model, or an ensemble, over several tokens at once."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from fairseq.models import FairseqEncoderDecoderModel
+from torch import Tensor
+
+from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.reference.cached_decoder import CachedDecoder
+from fairseq_plugins.decoding.reference.captured.graphed_decoder import GraphedDecoder, cached_decoder
+from fairseq_plugins.decoding.reference.encoder import EncoderOut, FusedEncoder
+from fairseq_plugins.decoding.reference.engine import Engine
+from fairseq_plugins.decoding.reference.layout import BeamLayout, Chain
+from fairseq_plugins.decoding.reference.repetition import forbid_repetition
+from fairseq_plugins.decoding.reference.sampling import Choose, Sampling
+from fairseq_plugins.decoding.reference.state import Accepted, DecodingState, Draft, Selection, Verification
+
+# (draft, verification, end-of-sentence symbol, ended sentences) -> emitted tokens.
+Accept = Callable[[Draft, Verification, int, Tensor | None], Accepted]
+
+
+class VerifierProtocol(Protocol):
+    """The verifier's part of the loop."""
+
+    engine: Engine
+
+    def start(self, sample: dict[str, Any]) -> EncoderOut | None:
+        """Encode the sources of a batch; return the encoder output for drafters that share it."""
+
+    def append_rows(self, sample: dict[str, Any]) -> EncoderOut | None:
+        """Encode admitted sentences, whose rows follow the active ones."""
+
+    def verify(self, state: DecodingState, draft: Draft) -> Verification | Selection:
+        """Score the token after the last one and after each drafted one; in beam search select tokens."""
+
+    def select_rows(self, rows: Tensor) -> None:
+        """Keep only these rows [B'], indices into the current batch."""
+
+
+class ModelEnsemble:
+    """Run one or several autoregressive models over the rows of a step.
+
+    Args:
+        models: fairseq encoder-decoder Transformers in eval mode.
+        engine: runs their layers.
+        temperature: fairseq's `--temperature`.
+        feature_layers: decoder layers whose states a drafter reads, 0 for the embedding.
+        beam: hypotheses per sentence.
+        sampling: draws tokens; None for the best ones.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[FairseqEncoderDecoderModel],
+        engine: Engine,
+        temperature: float = 1.0,
+        feature_layers: Sequence[int] = (),
+        beam: int = 1,
+        sampling: Sampling | None = None,
+    ) -> None:
+        self.engine = engine
+        self.sampling = sampling
+        self.beam = beam
+        self.encoders = [FusedEncoder(model.encoder, engine) for model in models]
+        self.decoders: list[CachedDecoder] = [cached_decoder(model.decoder, engine, beam=beam) for model in models]
+        self.temperature = temperature
+        self.feature_layers = tuple(feature_layers)
+
+    def start(self, sample: dict[str, Any]) -> EncoderOut:
+        """Encode the sources of a batch; return the first model's encoder output, for drafters that share it."""
+        return self._encode(sample, CachedDecoder.start)
+
+    def append_rows(self, sample: dict[str, Any]) -> EncoderOut:
+        """Encode admitted sentences, whose rows follow the active ones; return their encoder output."""
+        return self._encode(sample, CachedDecoder.append_rows)
+
+    def _encode(self, sample: dict[str, Any], load: Callable[[CachedDecoder, EncoderOut], None]) -> EncoderOut:
+        outputs = [encoder(sample["net_input"]) for encoder in self.encoders]
+        for decoder, output in zip(self.decoders, outputs, strict=True):
+            load(decoder, output)
+        return outputs[0]
+
+    def log_probs(self, tokens: Tensor, layout: BeamLayout) -> Tensor:
+        """Return log-probabilities of the ensemble after the rows of a step."""
+        return self._mean_log_probs(self._step(tokens, layout)[1])
+
+    def _step(
+        self, tokens: Tensor, layout: Chain | BeamLayout, states: list[Tensor] | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return states of the first model and logits of every model after the rows of a step."""
+        hidden = [
+            decoder.step(tokens, layout, states=None if number else states)
+            for number, decoder in enumerate(self.decoders)
+        ]
+        return hidden[0], [self._logits(decoder, h) for decoder, h in zip(self.decoders, hidden, strict=True)]
+
+    def _logits(self, decoder: CachedDecoder, hidden: Tensor) -> Tensor:
+        logits = decoder.project(hidden)
+        return logits if self.temperature == 1.0 else logits / self.temperature
+
+    def _mean_log_probs(self, logits: list[Tensor]) -> Tensor:
+        """Return log-probabilities of the ensemble: fairseq averages probabilities, not logits."""
+        log_probs = [self.engine.log_softmax(of_model) for of_model in logits]
+        return log_probs[0] if len(log_probs) == 1 else torch.stack(log_probs).logsumexp(0) - math.log(len(log_probs))
+
+    def select_rows(self, rows: Tensor) -> None:
+        """Keep only these rows [B'], indices into the current batch."""
+        for decoder in self.decoders:
+            decoder.select_rows(rows)
+
+
+class Verifier(ModelEnsemble):
+    """Verify drafts with one or several autoregressive models."""
+
+    accept: Accept | None = None  # `GreedySearch.accept`, for CUDA graphs that include acceptance
+
+    def verify(self, state: DecodingState, draft: Draft) -> Verification:
+        """Score the token after the last one and after each of K drafted tokens, in one pass (T = K + 1)."""
+        decoder, limits = self.decoders[0], state.constraints
+        can_fuse = limits.prefix is None and not limits.no_repeat_ngram_size and draft.log_probs is None
+        if isinstance(decoder, GraphedDecoder) and len(self.decoders) == 1 and can_fuse and self.accept is not None:
+            return self._verify_and_accept(decoder, state, draft)
+        tokens = torch.cat([state.last_tokens(), draft.tokens], dim=1) if draft.tokens.size(1) else state.last_tokens()
+        layout = Chain(state.lengths, state.span, tokens.size(1))
+        # Only some drafters read states, and only those of the first model.
+        states: list[Tensor] | None = [] if self.feature_layers else None
+        hidden, logits = self._step(tokens, layout, states)
+        features = None if states is None else torch.cat([states[n] for n in self.feature_layers], -1)
+        noise = None
+        if self.sampling is not None:
+            assert state.noise_keys is not None
+            positions = state.lengths[:, None] + torch.arange(tokens.size(1), device=tokens.device)
+            noise = self.sampling.noise(state.noise_keys, positions, logits[0].size(2))
+        if state.constraints.no_repeat_ngram_size:
+            log_probs = self._mean_log_probs(logits)
+            with_draft = _tokens_with_draft(state, draft)
+            forbid_repetition(log_probs, with_draft, state.lengths, state.constraints.no_repeat_ngram_size)
+            return self._verification(state, log_probs, hidden, features, noise)
+        if len(logits) == 1:
+            constraints, span = state.constraints, state.span
+            eos_masks = constraints.eos_masks(state.lengths, span.shortest, span.longest, tokens.size(1))
+            is_first = span.longest == 0
+            return self._verification_of_logits(constraints, eos_masks, logits[0], hidden, features, noise, is_first)
+        return self._verification(state, self._mean_log_probs(logits), hidden, features, noise)
+
+    def _verification(
+        self, state: DecodingState, log_probs: Tensor, hidden: Tensor, features: Tensor | None, noise: Tensor | None
+    ) -> Verification:
+        """Return the verification of log-probabilities [B, T, V]; sampling draws with their noise [B, T, V]."""
+        choose = None if noise is None or self.sampling is None else self.sampling.choose(noise)
+        return verification(state, log_probs, self.engine, hidden, features, choose)
+
+    def _verification_of_logits(
+        self,
+        constraints: Constraints,
+        eos_masks: tuple[Tensor | None, Tensor | None],
+        logits: Tensor,
+        hidden: Tensor,
+        features: Tensor | None,
+        noise: Tensor | None,
+        is_first: bool = False,
+    ) -> Verification:
+        """Return the verification of one model's logits [B, T, V]; sampling draws with their noise [B, T, V]."""
+        choose: Choose | None = None
+        if noise is not None and self.sampling is not None:
+            # Before the constraints change the logits.
+            choose = self.sampling.choose(noise, self.sampling.normaliser(logits))
+        return verification_of_logits(constraints, eos_masks, logits, self.engine, hidden, features, is_first, choose)
+
+    def _verify_and_accept(self, decoder: GraphedDecoder, state: DecodingState, draft: Draft) -> Verification:
+        """Verify and accept in one CUDA graph."""
+        rows, width = draft.tokens.size(0), draft.tokens.size(1) + 1
+        # The maximum length differs between batches, so it is an input of the graph.
+        limits = replace(state.constraints, max_len=0)
+        inputs = {
+            "drafted": decoder.column(width - 1, rows) if draft.num_drafted is None else draft.num_drafted[:, None],
+            "max_len": decoder.column(state.max_len, rows),
+            "ended": decoder.column(0, rows) if state.ended is None else state.ended[:, None],
+        }
+        if state.noise_keys is not None:
+            inputs["keys"] = state.noise_keys
+        hidden, best, path, counts, log_probs, features = decoder.step_then(
+            partial(self._accept_step, limits),
+            limits,
+            [state.last_tokens(), draft.tokens],
+            Chain(state.lengths, state.span, width),
+            inputs,
+            with_states=bool(self.feature_layers),
+        )
+        assert hidden is not None and best is not None and path is not None
+        assert counts is not None and log_probs is not None
+        lengths, span = state.lengths, state.span
+
+        def all_log_probs() -> Tensor:
+            values = self.engine.log_softmax(self._logits(decoder, hidden))
+            state.constraints.apply(values, lengths, span.shortest, span.longest)
+            return values
+
+        best, path, log_probs = best[:, :width], path[:, :width], log_probs[:, :width]
+        features = None if features is None else features[:, :width]
+        return Verification(all_log_probs, best, hidden, features, accepted=Accepted(path, counts, log_probs))
+
+    def _accept_step(
+        self, limits: Constraints, hidden: Tensor, states: list[Tensor] | None, inputs: dict[str, Tensor]
+    ) -> tuple[Tensor | None, ...]:
+        """Accept after a step without waiting for the device; a function `After` of captured/graphed_decoder.py.
+
+        Returns:
+            best [B, T], path [B, T], counts [B, 3], log-probabilities [B, T] of the path, features.
+        """
+        assert self.accept is not None
+        tokens = inputs["tokens"]
+        position = inputs["lengths"] + torch.arange(tokens.size(1), device=tokens.device)
+        eos_masks = limits.forbids_eos(position), position >= inputs["max_len"]
+        features = None if states is None else torch.cat([states[n] for n in self.feature_layers], -1)
+        logits = self._logits(self.decoders[0], hidden)
+        noise = None if self.sampling is None else self.sampling.noise(inputs["keys"], position, logits.size(2))
+        verified = self._verification_of_logits(limits, eos_masks, logits, hidden, features, noise)
+        draft = Draft(tokens[:, 1:], inputs["drafted"][:, 0])
+        accepted = self.accept(draft, verified, limits.eos, inputs["ended"][:, 0])
+        return verified.best, accepted.tokens, accepted.counts, verified.log_probs_of(accepted.tokens), features
+
+
+def _tokens_with_draft(state: DecodingState, draft: Draft) -> Tensor:
+    """Return the tokens [B, L] of every output, followed by its draft."""
+    width = draft.tokens.size(1)
+    tokens = torch.cat([state.tokens[:, : state.span.longest + 1], torch.zeros_like(draft.tokens)], 1)
+    columns = state.lengths[:, None] + torch.arange(1, width + 1, device=tokens.device)
+    return tokens.scatter_(1, columns, draft.tokens)
+
+
+class DrafterIsVerifier:
+    """Stands in for the verifier of `--decoder nat`, which has none: the draft's scores are final."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def start(self, sample: dict[str, Any]) -> None:
+        return None
+
+    append_rows = start
+
+    def verify(self, state: DecodingState, draft: Draft) -> Verification:
+        """Return the draft's log-probabilities [B, K, V] (T = K: the verifier adds no token of its own)."""
+        assert draft.log_probs is not None
+        return verification(state, draft.log_probs, self.engine)
+
+    def select_rows(self, rows: Tensor) -> None:
+        pass
+
+
+def verification_of_logits(
+    constraints: Constraints,
+    eos_masks: tuple[Tensor | None, Tensor | None],
+    logits: Tensor,
+    engine: Engine,
+    hidden: Tensor,
+    features: Tensor | None,
+    is_first: bool = False,
+    choose: Choose | None = None,
+) -> Verification:
+    """Return the verification of one model's logits [B, T, V]; softmax is computed on first use.
+
+    `eos_masks` are those of the constraints. The first iteration forces a given prefix. `choose` replaces the argmax.
+    """
+    best = constraints.force_prefix(constraints.best(logits, *eos_masks, choose), is_first)
+
+    def log_probs() -> Tensor:
+        values = engine.log_softmax(logits)
+        constraints.apply_masks(values, *eos_masks)
+        return values
+
+    def log_probs_of_best(width: int) -> Tensor:
+        tokens = best[:, :width]
+        return constraints.penalised(engine.log_probs_of(logits[:, :width], tokens), tokens)
+
+    return Verification(log_probs, best, hidden, features, log_probs_of_best)
+
+
+def verification(
+    state: DecodingState,
+    log_probs: Tensor,
+    engine: Engine,
+    hidden: Tensor | None = None,
+    features: Tensor | None = None,
+    choose: Choose | None = None,
+) -> Verification:
+    """Return the verification of log-probabilities [B, T, V]; fairseq's constraints are applied in place."""
+    constraints, span = state.constraints, state.span
+    constraints.apply(log_probs, state.lengths, span.shortest, span.longest)
+    best = log_probs.argmax(-1) if choose is None else choose(log_probs)
+    best = constraints.force_prefix(best, is_first=span.longest == 0)
+    return Verification(log_probs, best, hidden, features)

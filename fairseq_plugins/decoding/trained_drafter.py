@@ -1,0 +1,221 @@
+"""The trained drafter of `--drafter-path`, alone or as fallback: options, checks and construction."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Optional
+
+import torch
+import torch.nn.functional as F
+from fairseq.dataclass import ChoiceEnum
+from torch import Tensor
+
+from fairseq_plugins.decoding.method import MethodContext, MethodOptions, fixed_width_option, option
+from fairseq_plugins.decoding.native import NotNative
+from fairseq_plugins.decoding.reference.drafters import Drafter
+from fairseq_plugins.decoding.reference.drafters.features import FeatureDrafter, fused_reader
+from fairseq_plugins.decoding.reference.drafters.masked_decoder import DraftOptions
+from fairseq_plugins.decoding.reference.drafters.nat import NatDrafter
+from fairseq_plugins.decoding.reference.drafters.vocabulary import DEFAULT_SHARE, draft_vocabulary
+from fairseq_plugins.decoding.reference.encoder import EncoderOut
+from fairseq_plugins.decoding.reference.state import Advance, DecodingState, Draft
+from fairseq_plugins.decoding.weights import linear, read_decoder_layer, without_query
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.models.block_nat import BlockNat, dictionary_fingerprint
+
+
+@dataclass(frozen=True)
+class TrainedDrafterOptions(MethodOptions):
+    """Options of all methods that draft with a trained model."""
+
+    block_size: Optional[int] = option(None)
+    draft_vocabulary: Optional[float] = option(
+        None,
+        "limit drafts to the most frequent tokens, which make up this share of the drafter's training targets; fewer "
+        f"tokens make drafts cheaper, 1 allows all (default: {DEFAULT_SHARE})",
+    )
+    fp32_drafts: bool = option(
+        False,
+        "CPU: draft in fp32. Without it, the drafter's weights and inputs are rounded to int8, which is faster. "
+        "Drafts are verified in fp32, so only the output of gad++ may differ",
+        ignored_by_other_methods=True,
+    )
+
+
+def check_draft_vocabulary(options: TrainedDrafterOptions) -> None:
+    """Raise ConfigurationError for a share outside (0, 1]."""
+    if options.draft_vocabulary is not None and not 0 < options.draft_vocabulary <= 1:
+        raise ConfigurationError(
+            f"--draft-vocabulary {options.draft_vocabulary}: must be in (0, 1], a share of the training targets"
+        )
+
+
+def check_drafter(context: MethodContext, block_size: int | None, vocabulary_share: float | None = None) -> None:
+    """Raise ConfigurationError if drafter, dictionaries and options do not fit each other."""
+    assert context.drafter is not None
+    decoder = context.drafter.decoder
+    if int(decoder.dictionary_fingerprint) != int(dictionary_fingerprint(context.target)):
+        raise ConfigurationError(
+            "--drafter-path: the drafter was trained with another target dictionary than this data folder's; "
+            "binarise both with the same dictionaries (fairseq-preprocess --srcdict/--tgtdict)"
+        )
+    if (vocabulary_share or 1) < 1 and not decoder.target_counts.any():
+        raise ConfigurationError(
+            f"--draft-vocabulary {vocabulary_share}: this drafter was trained before its targets were counted; "
+            "train it on for an epoch, or leave the option out"
+        )
+    trained = int(decoder.trained_block_size)
+    if block_size is not None and block_size > trained:
+        raise ConfigurationError(
+            f"--block-size {block_size}: the drafter was trained for blocks of {trained}; give at most "
+            f"{trained} or train a drafter with --block-size {block_size}"
+        )
+
+
+def drafted_tokens(drafter: BlockNat, block_size: int | None) -> int:
+    """Return tokens per draft, k: `--block-size`, or the block size of training."""
+    return block_size or int(drafter.decoder.trained_block_size)
+
+
+def trained_drafter(
+    context: MethodContext, options: TrainedDrafterOptions, reads_log_probs: bool = False
+) -> FeatureDrafter | NatDrafter:
+    """Make the drafter of a context; acceptance may depend on its scores (`reads_log_probs`), not only on tokens."""
+    model = context.drafter
+    assert model is not None
+    vocabulary = draft_vocabulary(model.decoder.target_counts, options.draft_vocabulary)
+    draft_options = DraftOptions(reads_log_probs, context.is_traced, vocabulary, context.sampling)
+    # Drafts are verified, so they need not be batch-invariant.
+    engine = replace(context.engine, batch_invariant=False)
+    kind = FeatureDrafter if model.reads_features else NatDrafter
+    return kind(model, drafted_tokens(model, options.block_size), engine, draft_options)
+
+
+def native_drafter(context: MethodContext, options: TrainedDrafterOptions) -> Any:
+    """Make the drafter of a context for the compiled kernels; raise NotNative if they do not support it."""
+    model, weights = context.drafter, context.weights
+    assert model is not None and weights is not None
+    decoder = model.decoder
+    vocabulary = draft_vocabulary(decoder.target_counts, options.draft_vocabulary)
+    if not options.fp32_drafts:
+        weights = weights.for_drafts()
+    transformer = weights.drafter_decoder(decoder, vocabulary)
+    path, mask = weights.path(decoder, vocabulary), weights.mask_weights(decoder)
+    width, module = drafted_tokens(model, options.block_size), weights.module
+    if not model.reads_features:
+        encoder = None if model.shares_encoder else weights.encoder(model.encoder)
+        if encoder is None and not model.shares_encoder:
+            raise NotNative("the drafter's encoder is not a plain Transformer")
+        caches_prefix = decoder.drafter_attention == "prefix-causal"
+        return module.token_drafter(transformer, encoder, path, mask, caches_prefix=caches_prefix, width=width)
+    layers = [read_decoder_layer(layer) for layer in decoder.layers]
+    fused = fused_reader(decoder.reader, layers, weights.may_fuse)
+    separate = [linear(decoder.reader.linear), *(without_query(layer.self_qkv) for layer in layers)]
+    reader, *projections = map(weights.linear, separate if fused is None else [fused])
+    return module.feature_drafter(
+        transformer,
+        path,
+        mask,
+        layers=decoder.reader.feature_layers,
+        reader=reader,
+        projections=projections,
+        width=width,
+    )
+
+
+def native_policy(context: MethodContext, options: TrainedDrafterOptions) -> Any:
+    """Return the policy, initialised with the acceptance counts of the drafter's validation set if it has them."""
+    model, weights = context.drafter, context.weights
+    assert model is not None and weights is not None
+    policy = weights.module.Policy(drafted_tokens(model, options.block_size), context.counts_survival)
+    drafted, accepted = model.decoder.survival_counts.double().cpu()
+    if drafted.any() and not context.counts_survival:
+        # Validation verifies every draft in full.
+        policy.learn(drafted, accepted)
+    return policy
+
+
+def store_survival(policy: Any, drafter: BlockNat) -> None:
+    """Store the counts of a policy (`MethodContext.counts_survival`) in the drafter, for its checkpoint."""
+    _, _, drafted, accepted = policy.counts()
+    counts = drafter.decoder.survival_counts
+    counts.copy_(torch.tensor([drafted, accepted]).view_as(counts).round())
+
+
+class FallbackDrafter:
+    """Drafts with `first`, and with `second` for sentences whose first draft is empty."""
+
+    def __init__(self, first: Drafter, second: Drafter) -> None:
+        self.first, self.second = first, second
+
+    def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
+        self.first.start(sample, encoder_out)
+        self.second.start(sample, encoder_out)
+
+    def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
+        self.first.append_rows(sample, encoder_out)
+        self.second.append_rows(sample, encoder_out)
+
+    def draft(self, state: DecodingState) -> Draft:
+        drafts = self.first.draft(state), self.second.draft(state)
+        width = max(draft.tokens.size(1) for draft in drafts)
+        first, second = (F.pad(draft.tokens, (0, width - draft.tokens.size(1))) for draft in drafts)
+        num_first, num_second = map(_counts, drafts)
+        is_empty = num_first == 0
+        tokens = torch.where(is_empty[:, None], second, first)
+        return Draft(tokens, torch.where(is_empty, num_second, num_first), from_fallback=is_empty)
+
+    def observe(self, advance: Advance) -> None:
+        self.first.observe(advance)
+        self.second.observe(advance)
+
+    def select_rows(self, rows: Tensor) -> None:
+        self.first.select_rows(rows)
+        self.second.select_rows(rows)
+
+
+def _counts(draft: Draft) -> Tensor:
+    """Return the number of tokens of every draft, [B]."""
+    counts = draft.num_drafted
+    return draft.tokens.new_full((draft.tokens.size(0),), draft.tokens.size(1)) if counts is None else counts
+
+
+@dataclass(frozen=True)
+class FallbackOptions(TrainedDrafterOptions):
+    """Options of methods that copy, and of their fallback drafter."""
+
+    iad_fallback: ChoiceEnum(["none", "gad"]) = option(  # type: ignore[valid-type]
+        "none", "drafter for iterations with nothing to copy; gad is the model of --drafter-path"
+    )
+    fixed_width: bool = fixed_width_option()
+
+
+def has_fallback(options: FallbackOptions) -> bool:
+    """Return whether a trained drafter is the fallback."""
+    return str(options.iad_fallback) == "gad"
+
+
+def check_fallback(options: FallbackOptions) -> None:
+    """Raise ConfigurationError for options of a trained drafter without one."""
+    check_draft_vocabulary(options)
+    if options.draft_vocabulary is not None and not has_fallback(options):
+        raise ConfigurationError(
+            f"--draft-vocabulary {options.draft_vocabulary}: is for trained drafters; add --iad-fallback gad, or leave "
+            "it out"
+        )
+
+
+def check_fallback_fit(context: MethodContext, options: FallbackOptions) -> None:
+    """Check the trained drafter, if there is one."""
+    if has_fallback(options):
+        check_drafter(context, options.block_size, options.draft_vocabulary)
+
+
+def with_fallback(drafter: Drafter, context: MethodContext, options: FallbackOptions) -> Drafter:
+    """Return the drafter, with a trained one as fallback if the options name one."""
+    return FallbackDrafter(drafter, trained_drafter(context, options)) if has_fallback(options) else drafter
+
+
+def native_with_fallback(drafter: Any, context: MethodContext, options: FallbackOptions) -> Any:
+    """As `with_fallback`, for the compiled kernels."""
+    if not has_fallback(options):
+        return drafter
+    return context.native_weights.module.fallback_drafter(drafter, native_drafter(context, options))

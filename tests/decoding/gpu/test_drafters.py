@@ -1,0 +1,87 @@
+"""Drafters of the GPU engine: drafts in Triton's interpreter, and kernels compiled for GPUs."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(
+    find_spec("triton") is None, reason="Triton is not installed: 1 GB; PyTorch for CUDA brings it"
+)
+
+WIDTH, WORDS, PLACES = 512, 10_000, 48
+
+
+def test_interpreted() -> None:
+    """In a process of its own: whether Triton interprets is decided when it is imported."""
+    command = [sys.executable, "-m", "tests.decoding.gpu.drafter_checks"]
+    subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, check=True)
+
+
+def _drafters(decoder: Any) -> dict[str, tuple[Any, list[tuple[int, int]], dict[str, Any]]]:
+    """Return drafters, the numbers of places and drafted tokens of their steps, and other parts of a search."""
+    from fairseq_plugins.decoding import gpu
+
+    def linear(outputs: int, inputs: int) -> Any:
+        return gpu.linear(torch.zeros(outputs, inputs, dtype=torch.half), torch.zeros(outputs, dtype=torch.half))
+
+    path = gpu.Path(torch.arange(WORDS), None)
+    mask = gpu.MaskWeights(torch.zeros(WIDTH, dtype=torch.half), linear(WIDTH, WIDTH), decoder.positions)
+
+    def tokens() -> Any:
+        return gpu.token_drafter(decoder, None, path, mask, caches_prefix=True, width=10)
+
+    def heads() -> Any:
+        return gpu.heads_drafter(linear(2048, WIDTH), linear(9 * WIDTH, 2048), decoder.projection)
+
+    copies = gpu.CopyDrafter(gpu.Lookup.UNIQUE, 64)
+    head = linear(2048, WIDTH), linear(WIDTH, 2048)
+    rule = gpu.accept_at_least(2, gpu.accept_top_beta(5, 3.0))
+    return {
+        "recent": (gpu.CopyDrafter(gpu.Lookup.RECENT, 64), [(2, 511)], {}),
+        "nearest": (gpu.CopyDrafter(gpu.Lookup.NEAREST, 4, 32), [(1, 32)], {}),
+        "jacobi": (gpu.jacobi_drafter(0, 1.5, -1, -1, WORDS), [(2, 511)], {}),
+        "heads": (heads(), [(PLACES, 9)], {"head": head, "acceptance": rule}),
+        "distance": (heads(), [(1, 9)], {"acceptance": gpu.accept_within_distance(1.0, torch.zeros(WORDS))}),
+        "tokens": (tokens(), [(PLACES, 10)], {}),
+        "fallback": (gpu.fallback_drafter(copies, tokens()), [(1, 31)], {}),
+    }
+
+
+def _is_own(launch: Any) -> bool:
+    """Return whether only drafters and rules launch this kernel, with these constants."""
+    constants = dict(launch.constants)
+    is_relaxed = constants.get("BETA", 0) > 0 or constants.get("DISTANCE", False)
+    reads_or_adds = constants.get("READS", False) or constants.get("ADDS", False)
+    return "drafters" in launch.kernel.fn.__module__ or is_relaxed or reads_or_adds
+
+
+def test_no_kernel_spills() -> None:
+    """With the sizes of the base model."""
+    from fairseq_plugins.decoding.gpu.batch import Sizes
+    from fairseq_plugins.decoding.gpu.search import GreedySearch
+    from tests.decoding.gpu.launches import compiled, record
+    from tests.decoding.gpu.test_beam_search import _transformer as transformer
+
+    encoder, decoder = (transformer(WIDTH, 2048, 8, WORDS, 1, is_decoder) for is_decoder in (False, True))
+    launches = {}
+    for name, (drafter, steps, parts) in _drafters(decoder).items():
+
+        def launch(drafter: Any = drafter, steps: Any = steps, parts: Any = parts) -> None:
+            search = GreedySearch(encoder, decoder, Sizes(PLACES, 1024, 1024, drafter.width), drafter, **parts)
+            for places, width in steps:
+                search.iterate(places, width)
+            search.encode(2)
+
+        launches |= {found: name for found in record(launch) if found not in launches}
+    own = {found: name for found, name in launches.items() if _is_own(found)}
+    assert {"copy_draft", "draft_predictions", "keep_predictions", "forget", "draft_given", "find_undrafted"} <= {
+        found.name for found in own
+    }
+    for found, name in own.items():
+        for capability in (80, 90):
+            assert compiled(found, capability).spilled == 0, (name, capability, found)

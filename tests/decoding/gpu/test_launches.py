@@ -1,0 +1,106 @@
+"""The launches of an iteration on a Transformer-base, counted and compiled for GPUs without having one."""
+
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
+from tests.support import Options, make_args, make_task
+
+if find_spec("triton") is None:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+
+from fairseq.models.transformer import TransformerModel, base_architecture
+
+from fairseq_plugins.decoding import gpu
+from fairseq_plugins.decoding.gpu.model import GpuWeights
+from tests.decoding.gpu.launches import Launch, compiled, record
+
+TASK = make_task(10000)
+BASE = {
+    f"{side}_{name}": value
+    for side in ("encoder", "decoder")
+    for name, value in (
+        ("embed_dim", 512),
+        ("ffn_embed_dim", 2048),
+        ("layers", 6),
+        ("attention_heads", 8),
+        ("normalize_before", True),
+    )
+}
+DRAFTER = {
+    "decoder_layers": 2,
+    "decoder_ffn_embed_dim": 896,
+    "drafter_context": "features",
+    "feature_layers": "0,3,6",
+    "transition_rank": 64,
+    "transition_state": 64,
+    "src_embedding_copy": True,
+}
+BUDGETS = {"greedy": 36, "gad": 60, "fast-beam": 42}
+PLACES = (1, 48)
+
+
+@cache
+def _models() -> tuple[TransformerModel, BlockNat]:
+    torch.manual_seed(0)
+    args = make_args(**BASE)
+    base_architecture(args)
+    verifier = TransformerModel.build_model(args, TASK).eval().half()
+    args = make_args(**{**BASE, **DRAFTER}, block_size=10)
+    block_nat_base(args)
+    return verifier, BlockNat.build_model(args, TASK, verifier=verifier).eval().half()
+
+
+@cache
+def _launches(decoder: str, places: int) -> list[Launch]:
+    """Return the launches of an iteration."""
+    verifier, drafter = _models()
+    how = Options(decoder)
+    weights = GpuWeights(device=torch.device("cpu"))
+    context = how.context([verifier], drafter if decoder == "gad" else None, TASK, weights)
+    assert how.spec.build_native is not None
+    method = how.spec.build_native(context, how.options)
+
+    def launch() -> None:
+        encoder, own = weights.encoder(verifier.encoder), weights.decoder(verifier.decoder)
+        beam = 5 if decoder == "fast-beam" else 0
+        engine = gpu.Generator(encoder, own, method.drafter, places=places, outputs=128, sources=64, beam=beam)
+        engine.search.iterate(places, engine.widths[-1])
+
+    return record(launch)
+
+
+@pytest.mark.parametrize("decoder", BUDGETS)
+def test_launches_of_an_iteration(decoder: str) -> None:
+    assert len(_launches(decoder, 1)) <= BUDGETS[decoder]
+    assert len(_launches(decoder, 48)) == len(_launches(decoder, 1))
+
+
+def _unique(*decoders: str) -> Iterator[Launch]:
+    yield from dict.fromkeys(launch for name in decoders for places in PLACES for launch in _launches(name, places))
+
+
+def _check(launches: Iterator[Launch], capability: int) -> None:
+    for launch in launches:
+        result = compiled(launch, capability)
+        assert result.spilled == 0, launch
+        if launch.name in ("linear", "attend", "vocabulary"):
+            assert "ld.global.v4.b32" in result.ptx or "ld.global.v4" in result.ptx, launch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decoder", BUDGETS)
+def test_kernels_compile_without_spills(decoder: str) -> None:
+    """For a Hopper."""
+    _check(_unique(decoder), 90)
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_an_ampere() -> None:
+    """Which has no programmatic dependent launch."""
+    for launch in dict.fromkeys(_launches("gad", 1)):
+        compiled(launch, 80)

@@ -1,0 +1,237 @@
+"""Sentences join and leave a running batch, and each has the output, scores and iterations that it has alone."""
+
+import random
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from fairseq_plugins.decoding.native import kernels
+from tests.decoding.native.test_generator import (
+    EOS,
+    PAD,
+    UNK,
+    VOCABULARY,
+    Call,
+    beams,
+    copies,
+    greedy,
+    heads,
+    trained,
+)
+from tests.support import Options, make_task, make_transformer
+
+SHARED = {"pad": PAD, "unk": UNK, "eos": EOS, "first_token": EOS, "temperature": 1.0}
+MAX_SOURCE, MAX_LEN, MAX_BEAM = 40, 300, 5
+BROKEN = VOCABULARY - 1  # a source token
+DECODERS = {
+    "greedy": greedy,
+    "tokens": trained,
+    "own encoder": lambda: trained(src_embedding_copy=True),
+    "features": lambda: trained(drafter_context="features"),
+    "heads": heads,
+    "reuse": copies,
+    "jacobi": lambda: Call(Options("jacobi")),
+    "hybrid-jacobi": lambda: Call(Options("hybrid-jacobi", 4, jacobi_pool=True)),
+    "iad": lambda: Call(Options("iad", iad_lookup="recent")),
+    "beams": lambda: beams(),
+}
+
+
+def sentences(call: Call, count: int, seed: int = 1) -> list[dict[str, Any]]:
+    """Return random arguments of `admit`."""
+    choose = random.Random(seed)
+    found = []
+    for number in range(count):
+        tokens = [choose.randrange(4, VOCABULARY) for _ in range(choose.choice([1, 4, 9, 30]))]
+        longest = choose.choice([0, 3, 12, 60, MAX_LEN if number == 3 else 9])
+        drafts = [[choose.randrange(4, VOCABULARY) for _ in range(9)] for _ in range(choose.choice([0, 0, 2]))]
+        found.append(
+            {
+                "source": [*tokens, EOS],
+                "min_len": min(longest, choose.choice([1, 1, 8])),
+                "max_len": longest,
+                "unk_penalty": choose.choice([0.0, 1.5, -2.0]),
+                "beam": choose.choice([1, 3, MAX_BEAM]) if call.parts["beam"] else 1,
+                "prefix": choose.choice([[], [], [7], [PAD, 9]]),
+                "drafts": drafts if call.parts["drafter"] is not None else [],
+            }
+        )
+    return found
+
+
+def alone(call: Call, wanted: dict[str, Any]) -> Any:
+    """Decode a sentence in a batch of its own."""
+    parts = {**call.parts, "beam": wanted["beam"] if call.parts["beam"] else 0}
+    made = kernels().Generator(**parts)
+    names = ("min_len", "max_len", "unk_penalty")
+    made.begin(
+        torch.tensor([wanted["source"]]),
+        **SHARED,
+        **{name: wanted[name] for name in names},
+        prefix=torch.tensor([wanted["prefix"]]) if wanted["prefix"] else None,
+        drafts=[wanted["drafts"]],
+        encoded=None,
+        embedding=None,
+    )
+    if call.parts["beam"]:
+        return [flat(hypothesis) for hypothesis in made.run_beams()[0][0]]
+    made.run()
+    tokens, log_probs, _, emitted = made.outputs()
+    return tokens.tolist(), log_probs.tolist(), emitted[0]
+
+
+def flat(hypothesis: tuple[Any, Any, float]) -> tuple[list[int], list[float], float]:
+    tokens, log_probs, score = hypothesis
+    return tokens.tolist(), log_probs.tolist(), score
+
+
+def opened(call: Call, threads: int = 2, max_sentences: int = 6) -> Any:
+    parts = {**call.parts, "beam": MAX_BEAM if call.parts["beam"] else 0}
+    made = kernels().Generator(**parts)
+    made.open(**SHARED, threads=threads, max_sentences=max_sentences, max_source=MAX_SOURCE, max_len=MAX_LEN)
+    return made
+
+
+def admit(made: Any, number: int, wanted: dict[str, Any], streams: bool = False) -> None:
+    made.admit(number, **wanted, streams=streams)
+
+
+def events_until(made: Any, count: int, seconds: float = 60) -> list[tuple]:
+    """Return events until `count` sentences have ended."""
+    events: list[tuple] = []
+    deadline = time.monotonic() + seconds
+    while sum(iteration is None for _, _, iteration, _ in events) < count:
+        assert time.monotonic() < deadline, f"{count} sentences have not ended"
+        events += made.take(0.1)
+    return events
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_output_is_that_of_the_sentence_alone(name: str) -> None:
+    call = DECODERS[name]()
+    wanted = sentences(call, 40)
+    is_exact = call.parts["policy"] is None  # a policy drafts as much as pays, which depends on the batch
+    made = opened(call)
+    choose = random.Random(2)
+    events = []
+    for number, sentence in enumerate(wanted):
+        admit(made, number, sentence, streams=number % 2 == 0)
+        if choose.random() < 0.2:
+            events += made.take(0.01)
+    events += events_until(made, len(wanted) - sum(iteration is None for _, _, iteration, _ in events))
+    made.close()
+    ends = {number: output for number, output, iteration, error in events if iteration is None and error is None}
+    assert len(ends) == len(wanted) == sum(iteration is None for _, _, iteration, _ in events)
+    for number, sentence in enumerate(wanted):
+        expected = alone(call, sentence)
+        if call.parts["beam"]:
+            assert [flat(hypothesis) for hypothesis in ends[number][0]] == expected
+            continue
+        tokens, log_probs, emitted = ends[number]
+        assert (tokens.tolist(), log_probs.tolist()) == expected[:2] and sum(emitted) == len(tokens)
+        assert not is_exact or emitted == expected[2]
+        steps = [(output, iteration) for id_, output, iteration, _ in events if id_ == number and iteration is not None]
+        assert not steps or number % 2 == 0
+        if number % 2 == 0:
+            assert [token for output, _ in steps for token in output] == tokens.tolist()
+            assert [len(output) for output, _ in steps] == emitted
+            assert all(0 <= accepted <= drafted for _, (drafted, accepted) in steps)
+
+
+def test_a_cancelled_sentence_has_no_end() -> None:
+    call = greedy()
+    made = opened(call, threads=1, max_sentences=2)
+    endless = {**sentences(call, 1)[0], "min_len": MAX_LEN, "max_len": MAX_LEN, "prefix": []}
+    for number in range(50):
+        admit(made, number, endless, streams=True)
+    waiting, active = made.load()
+    assert waiting + active == 50
+    kept = {7, 30}
+    for number in set(range(50)) - kept:
+        made.cancel(number)
+    made.cancel(12345)
+    events = events_until(made, 2)
+    assert {number for number, _, iteration, _ in events if iteration is None} == kept
+    deadline = time.monotonic() + 10
+    while made.load() != (0, 0):
+        assert time.monotonic() < deadline
+    admit(made, 100, endless)
+    assert events_until(made, 1)[-1][0] == 100
+
+
+@pytest.mark.parametrize("decoder", ["greedy", "beams"])
+def test_an_error_of_one_sentence_harms_no_other(decoder: str) -> None:
+    """One word of the source makes all scores NaN."""
+    task = make_task(VOCABULARY)
+    model = make_transformer(task, 1)
+    model.encoder.embed_tokens.weight.data[BROKEN] = torch.nan
+    call = Call(Options("greedy" if decoder == "greedy" else "fast-beam"), [model], beam=3)
+    wanted = [
+        {**sentence, "source": [min(token, BROKEN - 1) for token in sentence["source"]]}
+        for sentence in sentences(call, 30)
+    ]
+    broken = {**wanted[0], "source": [5, BROKEN, EOS], "max_len": 9}
+    made = opened(call, threads=1)
+    for number, sentence in enumerate(wanted):
+        admit(made, number, sentence, streams=True)
+        if number % 10 == 5:
+            admit(made, -number, broken, streams=True)
+    events = events_until(made, 33)
+    ends = {number: (output, error) for number, output, iteration, error in events if iteration is None}
+    for number, sentence in enumerate(wanted):
+        output, error = ends[number]
+        assert error is None
+        found = [flat(hypothesis) for hypothesis in output[0]] if decoder == "beams" else output[0].tolist()
+        assert found == (alone(call, sentence) if decoder == "beams" else alone(call, sentence)[0])
+        steps = [tokens for id_, tokens, iteration, _ in events if id_ == number and iteration is not None]
+        assert decoder == "beams" or [token for tokens in steps for token in tokens] == found
+    for number in (-5, -15, -25):
+        output, error = ends[number]
+        assert output is None and "NaN" in error[0] and not error[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"source": []}, "no token"),
+        ({"source": [5] * (MAX_SOURCE + 1)}, "more than there is room"),
+        ({"source": [VOCABULARY, EOS]}, "outside of the vocabulary"),
+        ({"source": [-1, EOS]}, "outside of the vocabulary"),
+        ({"max_len": MAX_LEN + 1}, "lengths are not possible"),
+        ({"min_len": 9, "max_len": 8}, "lengths are not possible"),
+        ({"beam": 0}, "beam"),
+        ({"beam": MAX_BEAM + 1}, "beam"),
+        ({"prefix": [VOCABULARY]}, "prefix"),
+        ({"drafts": [[2**40]]}, "draft"),
+    ],
+)
+def test_sentences_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
+    call = beams()
+    made = opened(call, threads=1)
+    good = {**sentences(call, 1)[0], "max_len": 9, "min_len": 1}
+    with pytest.raises(ValueError, match=message):
+        admit(made, 1, {**good, **changes})
+    admit(made, 2, good)
+    assert events_until(made, 1)[0][0] == 2
+
+
+def test_a_generator_is_open_once_and_closes_at_any_time() -> None:
+    call = greedy()
+    made = call.made()
+    with pytest.raises(ValueError, match="no continuous batch is open"):
+        admit(made, 1, sentences(call, 1)[0])
+    made = opened(call)
+    with pytest.raises(ValueError, match="decodes nothing else"):
+        made.open(**SHARED, threads=1, max_sentences=1, max_source=9, max_len=9)
+    for number, sentence in enumerate(sentences(call, 20)):
+        admit(made, number, sentence)
+    made.close()
+    made.close()
+    with pytest.raises(ValueError, match="closed"):
+        admit(made, 99, sentences(call, 1)[0])
+    for threads, room in ((0, 9), (1, 0)):
+        with pytest.raises(ValueError, match="needs threads and room"):
+            call.made().open(**SHARED, threads=threads, max_sentences=1, max_source=room, max_len=9)
+    opened(call)  # is closed when it is forgotten

@@ -1,0 +1,283 @@
+"""The kernels' generator refuses parts and batches that do not fit, and decodes the next batch."""
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_plugins.decoding.backends import choose_backend
+from fairseq_plugins.decoding.native import kernels
+from fairseq_plugins.decoding.native.model import NativeWeights
+from tests.decoding.methods.test_blockwise import make_blockwise
+from tests.strategies import DETERMINISTIC, example_count
+from tests.support import Options, fairseq_beam, fairseq_greedy, make_drafter, make_sample, make_task, make_transformer
+
+VOCABULARY, PAD, EOS, UNK = 30, 1, 2, 3
+FAR = [-1, -(2**40), 2**40, 2**62]
+
+
+class Call:
+    """Arguments of a valid generator and batch, of which a test breaks one.
+
+    Attributes:
+        parts: constructor arguments of the generator.
+        batch: arguments of `begin`.
+    """
+
+    def __init__(self, how: Options, models: list | None = None, drafter: Any = None, beam: int = 1) -> None:
+        self.task = make_task(VOCABULARY)
+        self.models = models or [make_transformer(self.task, 1)]
+        self.parts: dict[str, Any] = {}
+        module = kernels()
+        real = module.Generator
+
+        def spy(**parts: Any) -> Any:
+            self.parts.update(parts)
+            return real(**parts)
+
+        with mock.patch.object(module, "Generator", spy):
+            choose_backend(how.spec, how.options, how.context(self.models, drafter, self.task, beam=beam))
+        self.sample = make_sample(self.task, [5, 0, 9])
+        symbols = {"pad": PAD, "unk": UNK, "eos": EOS, "first_token": EOS}
+        limits = {"min_len": 1, "max_len": 12, "unk_penalty": 0.0, "temperature": 1.0}
+        nothing = {"prefix": None, "encoded": None, "embedding": None}
+        self.batch = {"source": self.sample["net_input"]["src_tokens"], **symbols, **limits, **nothing}
+
+    def encoded(self, **changes: Any) -> "Call":
+        """Return a call with sources encoded by PyTorch and changed by a function."""
+        sources = (3, 10, 16)
+        arrays = {"encoded": torch.zeros(sources), "embedding": torch.zeros(sources)}
+        self.batch |= {**arrays, **changes}
+        return self
+
+    def made(self) -> Any:
+        return kernels().Generator(**self.parts)
+
+    def run(self) -> list[list[int]]:
+        """Return the outputs."""
+        made = self.made()
+        made.begin(self.batch["source"], **{name: value for name, value in self.batch.items() if name != "source"})
+        if self.parts["beam"]:
+            return [hypotheses[0][0].tolist() for hypotheses in made.run_beams()[0]]
+        made.run()
+        tokens, _, lengths, _ = made.outputs()
+        return [part.tolist() for part in torch.from_numpy(tokens).split(lengths)]
+
+
+def greedy() -> Call:
+    return Call(Options("greedy"))
+
+
+def beams() -> Call:
+    return Call(Options("fast-beam"), beam=3)
+
+
+def trained(**options: Any) -> Call:
+    """Return a call with a trained drafter of these options."""
+    task = make_task(VOCABULARY)
+    model = make_transformer(task, 1)
+    drafter = make_drafter(task, 2, verifier=model, transition_rank=3, transition_state=5, **options)
+    return Call(Options("gad", 4), [model], drafter)
+
+
+def heads() -> Call:
+    return Call(Options("blockwise"), [make_blockwise(3, VOCABULARY)[1]])
+
+
+def copies() -> Call:
+    """Return a call with drafts given by the user."""
+    return Call(Options("reuse", fixed_width=False))
+
+
+def linear(inputs: int, outputs: int) -> Any:
+    return NativeWeights().linear((torch.ones(outputs, inputs), None))
+
+
+def test_valid_calls_run() -> None:
+    call = greedy()
+    expected = fairseq_greedy(call.models, call.task, call.sample, max_len_b=12)
+    assert call.run() == [output[0]["tokens"].tolist() for output in expected]
+    call = beams()
+    output = call.run()
+    expected = fairseq_beam(call.models, call.task, call.sample, 3, max_len_b=12)
+    assert sorted(output) != [] and all(tokens[-1] == EOS for tokens in output)
+    for makes in (trained, lambda: trained(drafter_context="features"), heads):
+        assert all(len(tokens) <= 13 for tokens in makes().run())
+    assert all(len(tokens) <= 13 for tokens in greedy().encoded().run())
+    assert all(len(tokens) <= 13 for tokens in greedy().encoded(embedding=None).run())
+
+
+# ------------------------------------------------------------------------------------------------- generators
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "message"),
+    [
+        (greedy, {"verifier": None}, "incompatible|a generator needs a decoder"),
+        # an encoder in place of a decoder, without vocabulary projection
+        (greedy, {"verifier": "encoder"}, "a generator needs a decoder"),
+        (beams, {"beam": 15}, "too wide for the vocabulary"),
+        (beams, {"beam": 2**40}, "too wide for the vocabulary"),
+        (heads, {"expand": None}, "a head has two layers"),
+        (heads, {"shrink": None}, "a head has two layers"),
+        (heads, {"expand": (12, 96)}, "the head does not fit the decoder"),
+        (heads, {"expand": (16, 90)}, "the head does not fit the decoder"),
+        (heads, {"shrink": (96, 12)}, "the head does not fit the decoder"),
+        (heads, {"beam": 2}, "a beam search has no head"),
+    ],
+)
+def test_generators_of_parts_that_do_not_fit(make: Callable[[], Call], changes: dict[str, Any], message: str) -> None:
+    call = make()
+    for name, value in changes.items():
+        value = linear(*value) if isinstance(value, tuple) else value
+        call.parts[name] = call.parts["encoder"] if value == "encoder" else value
+    with pytest.raises((ValueError, TypeError), match=message):
+        call.made()
+
+
+def test_drafters_for_other_models_are_refused() -> None:
+    """Refused when the first batch begins, or when costs are profiled."""
+    small = make_task(VOCABULARY - 1)
+    other = make_transformer(make_task(VOCABULARY), 1, encoder_embed_dim=24)
+    for options in ({}, {"drafter_context": "features"}):
+        drafter = make_drafter(small, 2, verifier=make_transformer(small, 1), transition_rank=3, **options)
+        call = greedy()
+        call.parts["drafter"] = Call(Options("gad", 4), [make_transformer(small, 1)], drafter).parts["drafter"]
+        with pytest.raises(ValueError, match="the vocabulary of the drafter is smaller"):
+            call.run()
+    call = Call(Options("greedy"), [other])
+    call.parts["drafter"] = trained(drafter_context="features").parts["drafter"]
+    with pytest.raises(ValueError, match="encoded in another width"):
+        call.run()
+
+
+# ---------------------------------------------------------------------------------------------------- batches
+
+
+def changed(values: torch.Tensor, value: int) -> torch.Tensor:
+    """Return an array with another last value."""
+    values = values.clone()
+    values.view(-1)[-1] = value
+    return values
+
+
+# (change, error message)
+BATCH_FLAWS: list[tuple[dict[str, Any], str]] = [
+    *[({name: token}, "a special symbol is outside") for name in ("pad", "eos", "unk") for token in (30, *FAR)],
+    *[({"first_token": token}, "a special symbol is outside") for token in (30, *FAR)],
+    ({"min_len": 13}, "the lengths are not possible"),
+    ({"max_len": -1}, "the lengths are not possible"),
+    ({"max_len": 2**62}, "the lengths are not possible"),
+    ({"min_len": 5, "max_len": 2**30}, "the lengths are not possible"),
+    ({"prefix": torch.full((2, 3), 5)}, "the number of prefixes differs"),
+    *[({"prefix": changed(torch.full((3, 3), 5), token)}, "a prefix is outside") for token in (30, *FAR)],
+    ({"source": torch.full((3, 4), PAD)}, "a source has no token"),
+    ({"source": torch.ones(3, 0)}, "a source has no token"),
+]
+
+
+@pytest.mark.parametrize("make", [greedy, beams, trained])
+@pytest.mark.parametrize(("changes", "message"), BATCH_FLAWS)
+def test_batches_that_are_refused(make: Callable[[], Call], changes: dict[str, Any], message: str) -> None:
+    call = make()
+    call.batch |= changes
+    with pytest.raises(ValueError, match=message):
+        call.run()
+
+
+@pytest.mark.parametrize("token", [VOCABULARY, *FAR])
+@pytest.mark.parametrize("make", [greedy, beams, trained, heads])
+def test_sources_outside_of_the_vocabulary(make: Callable[[], Call], token: int) -> None:
+    call = make()
+    call.batch["source"] = changed(call.batch["source"], token)
+    with pytest.raises(ValueError, match="a source token is outside of the vocabulary"):
+        call.run()
+
+
+ENCODED_FLAWS: list[tuple[dict[str, Any], str]] = [
+    ({"encoded": torch.zeros(3, 10, 12), "embedding": None}, "encoded sources of another width"),
+    ({"encoded": torch.zeros(2, 10, 16)}, "another size"),
+    ({"encoded": torch.zeros(3, 9, 16)}, "another size"),
+    ({"embedding": torch.zeros(3, 9, 16)}, "another size"),
+    ({"source": torch.full((3, 10), PAD)}, "a source has no token"),
+    ({"encoded": torch.zeros(10, 16)}, "incompatible"),
+    ({"encoded": torch.zeros(3, 10, 16, device="meta")}, "incompatible"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error"), ENCODED_FLAWS)
+def test_encoded_sources_that_do_not_fit(changes: dict[str, Any], error: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=error):
+        greedy().encoded(**changes).run()
+
+
+def test_masks_that_copy_need_embeddings() -> None:
+    call = trained(share_encoder=True, src_embedding_copy=True).encoded()
+    assert len(call.run()) == 3
+    call.batch["embedding"] = None
+    with pytest.raises(ValueError, match="the embeddings of the sources"):
+        call.run()
+
+
+@pytest.mark.parametrize("make", [greedy, beams, trained, heads])
+def test_no_sentences(make: Callable[[], Call]) -> None:
+    call = make()
+    call.batch["source"] = call.batch["source"][:0]
+    assert call.run() == []
+
+
+@pytest.mark.parametrize("make", [greedy, beams])
+def test_a_batch_has_to_begin(make: Callable[[], Call]) -> None:
+    """`run` needs a `begin`, also after a refused batch."""
+    call = make()
+    made = call.made()
+    batch = {name: value for name, value in call.batch.items() if name != "source"}
+    run, other = (made.run_beams, made.run) if call.parts["beam"] else (made.run, made.run_beams)
+    for step in (run, other):
+        with pytest.raises(ValueError, match="has begun"):
+            step()
+    made.begin(call.batch["source"], **batch)
+    with pytest.raises(ValueError, match="has begun"):
+        other()
+    run()
+    with pytest.raises(ValueError, match="a source token is outside"):
+        made.begin(torch.full((9, 4), 99), **batch)
+    with pytest.raises(ValueError, match="has begun"):
+        run()
+    made.begin(call.batch["source"], **batch)
+    run()
+
+
+_calls: dict[str, Call] = {}
+
+
+@settings(DETERMINISTIC, max_examples=example_count(200))
+@given(
+    make=st.sampled_from([greedy, beams, trained]),
+    name=st.sampled_from(["source", "prefix", "pad", "eos", "unk", "first_token", "max_len", "min_len"]),
+    value=st.one_of(st.integers(-3, 40), st.integers(-(2**63), 2**63 - 1)),
+)
+def test_a_batch_is_run_or_refused(make: Callable[[], Call], name: str, value: int) -> None:
+    """Replace a random value by a random one: the batch gives complete outputs or an error."""
+    call = _calls.setdefault(make.__name__, make())
+    before = dict(call.batch)
+    value = min(value, 300) if name in ("max_len", "min_len") and value < 2**30 else value
+    if name in ("source", "prefix"):
+        call.batch[name] = changed(before["source"] if name == "source" else torch.full((3, 2), 5), value)
+    else:
+        call.batch[name] = value
+    try:
+        outputs = call.run()
+    except ValueError:
+        within = 0 <= value < VOCABULARY
+        assert not within or name in ("min_len", "max_len", "eos", "pad", "source")
+    else:
+        assert len(outputs) == 3
+        assert all(tokens[-1] == call.batch["eos"] for tokens in outputs)
+        assert all(0 <= token < VOCABULARY for tokens in outputs for token in tokens)
+    finally:
+        call.batch = before

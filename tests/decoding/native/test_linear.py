@@ -1,0 +1,242 @@
+"""Compare the kernels' linear layers, in every weight format, with PyTorch's; equal formats agree bit by bit."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fairseq_plugins.decoding.native import kernels
+from fairseq_plugins.decoding.weights import apply_quantized, quantized
+from tests.decoding.native.weight_formats import FORMATS
+from tests.strategies import DETERMINISTIC, example_count
+
+SIZES = {
+    "rows": st.integers(1, 40),
+    "inputs": st.integers(1, 70),
+    "outputs": st.integers(1, 150),
+    "has_bias": st.booleans(),
+    "seed": st.integers(0, 99),
+}
+
+
+def make(weight: Tensor, bias: Tensor | None, weight_format: Any, scale: Tensor | None = None, **more: bool) -> Any:
+    """Return a linear layer of the kernels."""
+    return kernels().linear(weight, bias, scale, format=weight_format, **{"batch_invariant": False, **more})
+
+
+def apply(layer: Any, x: Tensor) -> Tensor:
+    """Return the layer's output for x [R, inputs]."""
+    return torch.from_numpy(layer(x)).view(len(x), layer.outputs)
+
+
+def drawn(rows: int, inputs: int, outputs: int, has_bias: bool, seed: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return a random input, weight and bias."""
+    generator = torch.Generator().manual_seed(seed)
+    x, weight, bias = (torch.randn(*s, generator=generator) for s in ((rows, inputs), (outputs, inputs), (outputs,)))
+    return x, weight, bias if has_bias else None
+
+
+@settings(DETERMINISTIC, max_examples=example_count(160))
+@given(weight_format=st.sampled_from([FORMATS.PANELS, FORMATS.ROWS]), **SIZES)
+def test_layers_of_any_size(weight_format: Any, **sizes: Any) -> None:
+    x, weight, bias = drawn(**sizes)
+    torch.testing.assert_close(
+        apply(make(weight, bias, weight_format), x), F.linear(x, weight, bias), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("batch_invariant", [True, False])
+@pytest.mark.parametrize("rows", [256, 257, 300])
+def test_many_rows(rows: int, batch_invariant: bool) -> None:
+    """From 257 rows on, unpacked weights are packed temporarily, unless the layer is batch-invariant."""
+    x, weight, bias = drawn(rows, 65, 100, True, 1)
+    layer = make(weight, bias, FORMATS.ROWS, batch_invariant=batch_invariant)
+    result = apply(layer, x)
+    torch.testing.assert_close(result, F.linear(x, weight, bias), rtol=1e-4, atol=1e-4)
+    alone = torch.cat([apply(layer, row[None]) for row in x])
+    assert torch.equal(alone, result) == (batch_invariant or rows < 257)
+
+
+@settings(DETERMINISTIC, max_examples=example_count(80))
+@given(weight_format=st.sampled_from([FORMATS.PANELS, FORMATS.ROWS]), **SIZES)
+def test_a_row_gives_the_same_among_others(weight_format: Any, **sizes: Any) -> None:
+    x, weight, bias = drawn(**sizes)
+    layer = make(weight, bias, weight_format)
+    result = apply(layer, x)
+    for row in {0, len(x) // 2, len(x) - 1}:
+        assert torch.equal(apply(layer, x[row : row + 1]), result[row : row + 1])
+
+
+@settings(DETERMINISTIC, max_examples=example_count(80))
+@given(exponent=st.integers(-20, 12), **SIZES)
+def test_weights_that_are_halves_give_the_same_bit_by_bit(exponent: int, **sizes: Any) -> None:
+    """Weights include float16's subnormal numbers."""
+    if not kernels().supports(FORMATS.FP16_PANELS):
+        pytest.skip("no float16 on this processor")
+    x, weight, bias = drawn(**sizes)
+    weight = (weight * 2.0**exponent).half().float()
+    halves, whole = (
+        apply(make(weight, bias, weight_format), x) for weight_format in (FORMATS.FP16_PANELS, FORMATS.PANELS)
+    )
+    assert torch.equal(halves, whole)
+
+
+@settings(DETERMINISTIC, max_examples=example_count(120))
+@given(
+    rows=st.integers(1, 70),
+    blocks=st.integers(1, 5),
+    exponents=st.tuples(st.integers(-20, 3), st.integers(-30, 20)),
+    outputs=SIZES["outputs"],
+    has_bias=SIZES["has_bias"],
+    seed=SIZES["seed"],
+)
+def test_tiles_are_as_exact_as_float32(
+    rows: int, blocks: int, exponents: tuple[int, int], outputs: int, has_bias: bool, seed: int
+) -> None:
+    """Weights have few significant bits, inputs span many orders of magnitude, and other rows vary."""
+    if not kernels().supports(FORMATS.FP16_AMX_TILES):
+        pytest.skip("no tiles on this processor")
+    x, weight, bias = drawn(rows, 32 * blocks, outputs, has_bias, seed)
+    weight = (weight * 2.0 ** exponents[0]).clamp(-63, 63).half().float()
+    x = x * 2.0 ** exponents[1] * torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) ** 8
+    layer = make(weight, bias, FORMATS.FP16_AMX_TILES)
+    result = apply(layer, x)
+    exact = x.double() @ weight.double().t() + (0 if bias is None else bias)
+    # Rounding errors of float32, of each product and each sum.
+    near = (x.double().abs() @ weight.double().abs().t() + exact.abs()) * 2.0**-23 * (2 + blocks) + 1e-30
+    assert ((result - exact).abs() <= near).all()
+    for row in {0, rows // 2, rows - 1}:
+        assert torch.equal(apply(layer, x[row : row + 1]), result[row : row + 1])
+
+
+@settings(DETERMINISTIC, max_examples=example_count(80))
+@given(exponent=st.integers(-100, 60), **SIZES)
+def test_int8_products_of_any_size(exponent: int, **sizes: Any) -> None:
+    """They equal PyTorch's bit by bit, alone and among other rows, from fp32 weights and quantised ones."""
+    x, weight, bias = drawn(**sizes)
+    x[0] = 0
+    x[1:] *= 2.0**exponent
+    weight[0] = 0
+    expected = apply_quantized(x, quantized((weight, bias)))
+    assert torch.equal(apply(make(weight, bias, FORMATS.INT8), x), expected)
+    held = quantized((weight, bias))
+    layer = make(held.weight, bias, FORMATS.INT8, held.scale)
+    assert torch.equal(apply(layer, x), expected)
+    for row in {len(x) // 2, len(x) - 1}:
+        assert torch.equal(apply(layer, x[row : row + 1]), expected[row : row + 1])
+
+
+def test_int8_rounds_by_less_than_a_percent() -> None:
+    x, weight, bias = drawn(50, 512, 300, True, 1)
+    exact = F.linear(x, weight, bias)
+    error = apply(make(weight, bias, FORMATS.INT8), x) - exact
+    assert 1e-4 < error.std() / exact.std() < 0.02
+
+
+def test_int8_sums_of_many_inputs_are_exact() -> None:
+    """The largest sums, 127 times 127 for each of 20,001 inputs, which 24 bits do not hold."""
+    weight = torch.ones(17, 20001)
+    layer = make(weight, None, FORMATS.INT8)
+    for sign in (1, -1):
+        x = torch.full((3, 20001), 2.0 * sign)
+        assert torch.equal(apply(layer, x), apply_quantized(x, quantized((weight, None))))
+
+
+@pytest.mark.parametrize(
+    ("weight_format", "is_copied"), [(FORMATS.PANELS, True), (FORMATS.ROWS, False), (FORMATS.FP16_PANELS, True)]
+)
+def test_which_formats_are_copies(weight_format: Any, is_copied: bool) -> None:
+    if not kernels().supports(weight_format):
+        pytest.skip("not on this processor")
+    weight, x = torch.ones(20, 30), torch.ones(1, 30)
+    layer = make(weight, None, weight_format)
+    assert (apply(layer, x) == 30).all()
+    weight.fill_(2)
+    assert (apply(layer, x) == (30 if is_copied else 60)).all()
+
+
+@pytest.mark.parametrize("weight_format", [FORMATS.PANELS, FORMATS.ROWS])
+def test_weights_outlive_the_tensor_that_they_were_read_from(weight_format: Any) -> None:
+    x, weight, bias = drawn(3, 400, 500, True, 1)
+    expected = F.linear(x, weight, bias)
+    layer = make(weight.clone(), bias.clone(), weight_format)
+    # Allocations that would reuse freed memory.
+    for _ in range(4):
+        torch.full((500, 400), torch.nan)
+    torch.testing.assert_close(apply(layer, x), expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+def test_nan_and_infinity_propagate(number: float) -> None:
+    """NaN and infinity in inputs or weights give NaN or infinity in the output."""
+    for weight_format in (FORMATS.PANELS, FORMATS.ROWS, FORMATS.INT8):
+        x, weight, bias = drawn(5, 33, 40, True, 1)
+        x[2, 7] = number
+        result = apply(make(weight, bias, weight_format), x)
+        assert not result[2].isfinite().any() and result[[0, 1, 3, 4]].isfinite().all()
+        if weight_format == FORMATS.INT8:
+            continue
+        x, weight, bias = drawn(5, 33, 40, True, 1)
+        weight[3, 7] = number
+        assert not apply(make(weight, bias, weight_format), x)[:, 3].isfinite().any()
+
+
+# --------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((torch.ones(9, 9).double(), None, FORMATS.PANELS), "another type"),
+        ((torch.ones(9, 9).half(), None, FORMATS.PANELS), "another type"),
+        ((torch.ones(9, 9), None, FORMATS.INT8, torch.ones(9)), "another type"),
+        ((torch.ones(9, 9).to(torch.int8), None, FORMATS.INT8), "another type"),
+        ((torch.ones(9, 0), None, FORMATS.PANELS), "empty"),
+        ((torch.ones(0, 9), None, FORMATS.PANELS), "empty"),
+        ((torch.ones(9, 9), torch.ones(8), FORMATS.PANELS), "a bias has another size"),
+        ((torch.ones(9, 9).to(torch.int8), None, FORMATS.PANELS, torch.ones(9)), "scales are for int8"),
+        ((torch.ones(9, 9).to(torch.int8), None, FORMATS.INT8, torch.ones(8)), "the scales have another size"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(arguments: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(*arguments)
+
+
+@pytest.mark.parametrize("weight", [torch.ones(9), torch.ones(3, 3, 3), torch.ones(9, 9, device="meta"), [[1.0]]])
+def test_weights_that_are_no_matrix_are_refused(weight: Any) -> None:
+    with pytest.raises(TypeError):
+        make(weight, None, FORMATS.PANELS)
+
+
+@pytest.mark.parametrize(
+    ("x", "error"),
+    [
+        (torch.zeros(3, 8), ValueError),
+        (torch.zeros(3, 0), ValueError),
+        (torch.zeros(9), TypeError),
+        (torch.zeros(3, 9, device="meta"), TypeError),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(x: Tensor, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        make(torch.ones(9, 9), None, FORMATS.PANELS)(x)
+
+
+def test_inputs_of_other_types_and_layouts_are_converted() -> None:
+    layer = make(torch.ones(9, 9), None, FORMATS.PANELS)
+    x = torch.arange(27.0).view(3, 9)
+    for same in (x.double(), x.int(), x.t().contiguous().t(), x.expand(2, 3, 9)[1]):
+        assert torch.equal(apply(layer, same), apply(layer, x))
+
+
+def test_tiles_take_whole_blocks_of_inputs() -> None:
+    """Layers of other sizes do not use tiles."""
+    has_tiles = kernels().supports(FORMATS.FP16_AMX_TILES)
+    message = "multiples of 32" if has_tiles else "does not support the weight format"
+    with pytest.raises(ValueError, match=message):
+        make(torch.ones(16, 33), None, FORMATS.FP16_AMX_TILES)

@@ -1,0 +1,249 @@
+"""Threads of the kernels: equal results with any number, from several Python threads, and after a fork."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fairseq_plugins.decoding.native
+from fairseq_plugins.decoding.native.model import NativeWeights
+from tests.decoding.native.random_models import make_random, random_sizes
+from tests.strategies import UNSHRUNK, example_count
+from tests.support import Options, ids, make_drafter, make_generator, make_sample, make_task, make_transformer, scores
+
+CSRC = Path(fairseq_plugins.decoding.native.__file__).parent / "csrc"
+
+
+def wide(**sizes: int) -> dict[str, Any]:
+    """Return options of a model with one encoder and one decoder layer of these sizes."""
+    return {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in {**sizes, "layers": 1}.items()}
+
+
+WIDE = wide(embed_dim=512, ffn_embed_dim=1024, attention_heads=8)
+BEFORE = {"encoder_normalize_before": True, "decoder_normalize_before": True}
+# No size is a multiple of a vector register.
+ODD = wide(embed_dim=500, ffn_embed_dim=1001, attention_heads=4) | {"activation_fn": "gelu"}
+Said = list[tuple[list[int], list[float]]]
+
+
+@dataclass
+class Case:
+    """A model in the kernels, and batches for it."""
+
+    generator: Any
+    task: Any
+
+    def sample(self, seed: int, batch: int) -> dict[str, Any]:
+        choose = random.Random(seed)
+        return make_sample(self.task, [choose.randint(0, 9) for _ in range(batch)], seed)
+
+    def run(self, sample: dict[str, Any]) -> Said:
+        """Return ids and scores."""
+        output = self.generator.generate([], sample)
+        return [(tokens, values.tolist()) for tokens, values in zip(ids(output), scores(output), strict=True)]
+
+
+def make_case(how: Options, vocabulary: int, sizes: dict[str, Any], packed: bool = False, **more: Any) -> Case:
+    task = make_task(vocabulary)
+    model = make_random(task, 3, **sizes)
+    drafter = make_drafter(task, 4, verifier=model, drafter_context="features") if how.spec.name == "gad" else None
+    weights = NativeWeights(packed) if not how.int8 else None
+    search = {"beam_size": 3} if how.spec.searches_beams else {}
+    generator, _ = make_generator([model], task, how, drafter, engine=weights, max_len_b=5, **search, **more)
+    assert generator.backend.name == "native"
+    return Case(generator, task)
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    """Small and wide models, unpacked and packed and int8 weights, both activations, beam search, and drafts."""
+    small = {"activation_fn": "gelu"}
+    return [
+        make_case(Options("greedy"), 67, {}),
+        make_case(Options("jacobi"), 1003, WIDE),
+        make_case(Options("greedy"), 1003, WIDE, packed=True),
+        make_case(Options("greedy", int8=True), 67, small),
+        make_case(Options("fast-beam"), 1003, WIDE | BEFORE),
+        make_case(Options("greedy", int8=True), 1003, WIDE),
+        make_case(Options("iad"), 1003, ODD),
+        make_case(Options("gad", 4), 67, small),
+    ]
+
+
+@settings(UNSHRUNK, max_examples=example_count(40))
+@given(index=st.integers(0, 7), seed=st.integers(0, 2**20), batch=st.sampled_from([1, 2, 7, 32]))
+def test_results_do_not_depend_on_threads(cases: list[Case], index: int, seed: int, batch: int) -> None:
+    sample, results = cases[index].sample(seed, batch), []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        results.append(cases[index].run(sample))
+    assert results[0] == results[1] == results[2]
+
+
+@settings(UNSHRUNK, max_examples=example_count(20))
+@given(
+    how=st.sampled_from([Options("greedy"), Options("jacobi"), Options("fast-beam")]),
+    vocabulary=st.sampled_from([8, 67, 1100]),
+    batch=st.sampled_from([1, 5, 40]),
+    seed=st.integers(0, 2**20),
+)
+def test_models_of_any_size(how: Options, vocabulary: int, batch: int, seed: int) -> None:
+    case = make_case(how, vocabulary, random_sizes(random.Random(seed)))
+    sample, results = case.sample(seed, batch), []
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        results.append(case.run(sample))
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("index", [1, 2, 4, 5, 6])
+@pytest.mark.parametrize("batch", [1, 7, 32])
+def test_wide_models_are_shared_out(cases: list[Case], index: int, batch: int) -> None:
+    """Threads share the sentences of a batch, and the outputs of layers for a single sentence."""
+    before = len(os.listdir("/proc/self/task"))
+    torch.set_num_threads(3)
+    cases[index].run(cases[index].sample(0, batch))
+    # An earlier test may have created the pool.
+    assert len(os.listdir("/proc/self/task")) >= max(before, 3)
+
+
+@pytest.mark.timeout(120)
+def test_several_python_threads_at_once(cases: list[Case]) -> None:
+    """Each thread has its own generator."""
+    torch.set_num_threads(2)
+    used = [(cases[index], cases[index].sample(batch, batch)) for index in (0, 1, 4, 7) for batch in (1, 7, 32)]
+    expected = [case.run(sample) for case, sample in used]
+    wrong: list[int] = []
+
+    def work(own: int) -> None:
+        choose = random.Random(own)
+        for index in choose.choices([3 * own, 3 * own + 1, 3 * own + 2], k=25):
+            case, sample = used[index]
+            if case.run(sample) != expected[index]:
+                wrong.append(index)
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_forks_while_other_threads_decode(cases: list[Case]) -> None:
+    """A child has none of its parent's threads, but its locks, perhaps held."""
+    torch.set_num_threads(2)
+    # Each thread has its own generator.
+    own, *others = (make_case(Options("greedy"), 1003, WIDE) for _ in range(3))
+    sample = own.sample(0, 7)
+    expected = own.run(sample)
+    stop = threading.Event()
+
+    def work(case: Case) -> None:
+        while not stop.is_set():
+            case.run(sample)
+
+    workers = [threading.Thread(target=work, args=(case,)) for case in others]
+    for worker in workers:
+        worker.start()
+    try:
+        ended = [_status(_forked(lambda: own.run(sample) == expected), seconds=8) for _ in range(10)]
+        assert ended == [0] * 10
+        assert own.run(sample) == expected
+    finally:
+        stop.set()
+        for worker in workers:
+            worker.join()
+
+
+def _forked(holds: Callable[[], bool]) -> int:
+    """Fork a process that exits with status 0 if `holds` returns true."""
+    process = os.fork()
+    if process == 0:
+        status = 3
+        try:
+            status = 0 if holds() and holds() else 1
+        finally:
+            os._exit(status)
+    return process
+
+
+def _status(process: int, seconds: float) -> int:
+    """Return the exit status of a child, which is killed if it takes too long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(process, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+class Interrupted(Exception):
+    """Raised by the signal handler, like KeyboardInterrupt."""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", [Options("greedy"), Options("fast-beam")], ids=lambda how: how.spec.name)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_signals_are_heard_while_a_batch_is_decoded(how: Options, threads: int) -> None:
+    """A signal interrupts a batch long before its end, and the generator decodes the next one."""
+    torch.set_num_threads(threads)
+    task = make_task(100)
+    model = make_transformer(task, 1, ending=False, max_target_positions=1024, **WIDE)
+    search = {"beam_size": 3} if how.spec.searches_beams else {}
+    generator, _ = make_generator([model], task, how, max_len_b=900, min_len=900, **search)
+    short, long = make_sample(task, [3, 5]), make_sample(task, [9] * 64)
+
+    def interrupt(*_: Any) -> None:
+        raise Interrupted
+
+    generator.backend  # noqa: B018
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        started = time.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(Interrupted):
+            generator.generate([], long)
+        assert time.monotonic() - started < 3
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    generator.min_len, generator.max_len_b = 1, 8
+    assert all(len(tokens) <= 9 for tokens in ids(generator.generate([], short)))
+
+
+@pytest.mark.timeout(120)
+def test_pool_has_no_race(tmp_path: Path) -> None:
+    """Run the pool alone under ThreadSanitizer, without Python and PyTorch."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    program = tmp_path / "pool"
+    command = [compiler, "-std=c++17", "-g1", "-O1", "-pthread", "-fsanitize=thread", f"-I{CSRC}"]
+    built = subprocess.run([*command, Path(__file__).with_name("thread_pool.cpp"), "-o", program], capture_output=True)
+    if b"tsan" in built.stderr:
+        pytest.skip("the compiler has no ThreadSanitizer")
+    assert built.returncode == 0, built.stderr.decode()
+    ran = subprocess.run([program], capture_output=True, text=True, timeout=100)
+    if "unexpected memory mapping" in ran.stderr:
+        pytest.skip("ThreadSanitizer does not run here")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "800 calls\n", "")
+    # A deliberate race is reported.
+    racing = subprocess.run([program, "race"], capture_output=True, text=True, timeout=100)
+    assert racing.returncode != 0 and "data race" in racing.stderr

@@ -1,0 +1,110 @@
+"""Profiles: every part is measured, the parts sum to the total, and the output is unchanged."""
+
+import re
+import time
+
+import pytest
+
+from fairseq_plugins.decoding.recording.profile import PARTS, Profile
+from fairseq_plugins.decoding.reference.engine import Engine
+from tests.conftest import Corpus
+from tests.support import (
+    Options,
+    ids,
+    make_drafter,
+    make_generator,
+    make_sample,
+    make_task,
+    make_transformer,
+    run_in_process,
+)
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_parts_sum_to_the_total(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task()
+    verifier, drafter = make_transformer(task), make_drafter(task, block_size=4)
+    how = Options("gad", block_size=4)
+    generator, _ = make_generator([verifier], task, how, drafter, engine=Engine() if backend == "torch" else None)
+    sample = make_sample(task, [3, 8, 5])
+    expected = ids(generator.generate([verifier], sample))
+    assert generator.backend.name == backend
+    if backend == "torch":
+        # Excludes time of other processes, which the kernels count, too.
+        monkeypatch.setattr(time, "perf_counter", time.process_time)
+    profile = Profile()
+    profile.attach(generator)
+    start = time.perf_counter()
+    assert ids(generator.generate([verifier], sample)) == expected
+    elapsed = time.perf_counter() - start
+    assert profile.sentences == 3
+    assert list(profile.seconds) == list(PARTS) and all(seconds > 0 for seconds in profile.seconds.values())
+    assert 0.5 * elapsed < sum(profile.seconds.values()) <= elapsed
+    *parts, total = profile.rows()
+    assert total[0] == "total" and total[2] == pytest.approx(100)
+    assert sum(part[1] for part in parts) == pytest.approx(total[1])
+
+
+def test_beam_search_has_a_profile() -> None:
+    """The kernels' counters are read: the search is part of the verifier's time."""
+    task = make_task()
+    generator, _ = make_generator([make_transformer(task)], task, Options("fast-beam"), beam_size=3)
+    profile = Profile()
+    profile.attach(generator)
+    generator.generate([], make_sample(task, [3, 8, 5]))
+    assert generator.backend.name == "native"
+    used = {name for name, seconds in profile.seconds.items() if seconds > 0}
+    assert used == {"verifier's encoder", "verifier", "other"}
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_graphs_of_a_warm_up_are_kept(backend: str) -> None:
+    """Fused weights and captured graphs are kept: a profile must not measure building them."""
+    task = make_task()
+    verifier = make_transformer(task)
+    engine = Engine() if backend == "torch" else None
+    generator, _ = make_generator([verifier], task, Options("greedy"), engine=engine)
+    sample = make_sample(task, [3, 8, 5])
+    generator.generate([verifier], sample)
+    warm = generator.backend
+    profile = Profile()
+    profile.attach(generator)
+    generator.generate([verifier], sample)
+    assert generator.backend is warm and profile.seconds["verifier"] > 0
+    verifier.load_state_dict(verifier.state_dict())
+    before = profile.seconds["verifier"]
+    generator.generate([verifier], sample)
+    assert generator.backend is not warm and profile.seconds["verifier"] > before
+
+
+def test_nested_parts_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    profile = Profile()
+
+    def wait(seconds: float) -> None:
+        clock[0] += seconds
+
+    inner = profile._timed("verifier", lambda: wait(3))
+
+    def iterate() -> None:
+        wait(1)
+        inner()
+        wait(0.5)
+
+    profile._timed("acceptance", iterate)()
+    assert (profile.seconds["acceptance"], profile.seconds["verifier"]) == (1.5, 3)
+
+
+def test_command_line(corpus: Corpus) -> None:
+    """--profile prints the table; fairseq's own search has none."""
+    common = f"{corpus.data} --task spec_dec --path {corpus.verifier} --batch-size 12 --cpu"
+    plain = run_in_process("generate", f"{common} --decoder greedy")
+    profiled = run_in_process("generate", f"{common} --decoder greedy --profile")
+    hypotheses = re.compile(r"^H-.*$", re.MULTILINE)
+    assert hypotheses.findall(plain.stdout) == hypotheses.findall(profiled.stdout) != []
+    assert "ms per sentence" not in plain.stderr
+    table = profiled.stderr[profiled.stderr.index("| part") :]
+    assert [line.split("|")[1].strip() for line in table.splitlines()[2:9]] == [*PARTS, "total"]
+    beam = run_in_process("generate", f"{common} --profile")
+    assert "--profile: fairseq's own search is not measured" in beam.stderr

@@ -1,0 +1,514 @@
+"""Traces: every output token with its origin and reason."""
+
+import json
+import math
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq.utils import extract_hard_alignment, extract_soft_alignment
+
+from fairseq_plugins.decoding import methods
+from fairseq_plugins.decoding.method import Method
+from fairseq_plugins.decoding.recording.trace import Trace, count_sentences, read_trace
+from fairseq_plugins.decoding.recording.trace_writer import TraceWriter, check_traceable
+from fairseq_plugins.decoding.reference.drafters import Drafter, StatelessDrafter
+from fairseq_plugins.decoding.reference.drafters.masked_decoder import DraftOptions
+from fairseq_plugins.decoding.reference.drafters.nat import NatDrafter
+from fairseq_plugins.decoding.reference.engine import Engine
+from fairseq_plugins.decoding.reference.search import GreedySearch
+from fairseq_plugins.decoding.reference.search.rules import accept_all
+from fairseq_plugins.decoding.reference.state import DecodingState, Draft
+from fairseq_plugins.decoding.reference.verifier import DrafterIsVerifier
+from fairseq_plugins.errors import ConfigurationError
+from tests.decoding.methods.test_blockwise import make_blockwise
+from tests.learned import learned_drafter, learned_rewriter
+from tests.support import (
+    REPOSITORY,
+    Options,
+    ScriptedDrafter,
+    always_right,
+    always_wrong,
+    fairseq_greedy,
+    ids,
+    make_drafter,
+    make_generator,
+    make_sample,
+    make_task,
+    make_transformer,
+    right_then_wrong,
+    scores,
+)
+
+LENGTHS = [3, 9, 0, 6]
+EOS = 2
+
+
+@pytest.fixture(scope="module")
+def task() -> Any:
+    return make_task(60)
+
+
+@pytest.fixture(scope="module")
+def verifier(task: Any) -> Any:
+    return make_transformer(task, seed=3)
+
+
+def traced(
+    path: Path,
+    task: Any,
+    verifier: Any,
+    sample: dict[str, Any],
+    method: Options | Drafter | Method,
+    model: Any = None,
+    extract_alignment: Any = None,
+    **more: Any,
+) -> tuple[Trace, list]:
+    """Decode with a trace; return the trace and the hypotheses."""
+
+    spec = methods.find("nat" if isinstance(method, Method) else "gad")
+    if isinstance(method, Options):
+        spec = method.spec
+    settings = asdict(method.options) if isinstance(method, Options) else {}
+    writer = TraceWriter(str(path), task.source_dictionary, task.target_dictionary, spec, settings)
+    generator, _ = make_generator([verifier], task, method, model, trace=writer, max_len_b=20)
+    generator.extract_alignment = extract_alignment
+    hypotheses = generator.generate([verifier], sample, **more)
+    assert not path.exists(), "has its name before the run has ended"
+    writer.close()
+    assert not path.with_name(path.name + ".partial").exists()
+    return read_trace(str(path)), hypotheses
+
+
+def assert_consistent(trace: Trace, hypotheses: list, lengths: list[int] = LENGTHS) -> None:
+    """Drafts and verifier tokens of the iterations give the output, and scores equal the generator's."""
+    assert [sentence.output for sentence in trace.sentences] == ids(hypotheses)
+    for sentence, expected, length in zip(trace.sentences, scores(hypotheses), lengths, strict=True):
+        assert len(sentence.source) == length + 1
+        torch.testing.assert_close(torch.tensor(sentence.log_probs), expected, rtol=0, atol=1e-4)
+        together, their_log_probs = [], []
+        for note in sentence.iterations:
+            together += note.draft[: note.accepted]
+            their_log_probs += note.draft_log_probs[: note.accepted]
+            if len(note.why) > note.accepted:
+                together.append(note.verifier[note.accepted])
+                their_log_probs.append(note.verifier_log_probs[note.accepted])
+                assert note.why[-1] in ("verifier", "unverified")
+            for log_prob in note.drafter_log_probs or []:
+                assert log_prob is not None and log_prob <= 0
+            if note.bifurcation is not None:
+                assert note.draft[note.bifurcation] != note.verifier[note.bifurcation]
+        assert together == sentence.output
+        assert their_log_probs == pytest.approx(sentence.log_probs, abs=2e-4)
+        assert sentence.speed_up == len(sentence.output) / len(sentence.iterations)
+
+
+def reasons(trace: Trace) -> set[str]:
+    return {why for sentence in trace.sentences for note in sentence.iterations for why in note.why}
+
+
+def test_header_holds_decoder_options_and_symbols(tmp_path: Path, task: Any, verifier: Any) -> None:
+    options = Options("gad++", block_size=4, top_beta=3, tau=1.0)
+    model = make_drafter(task, block_size=4)
+    trace, _ = traced(tmp_path / "t", task, verifier, make_sample(task, LENGTHS), options, model)
+    assert trace.decoder == "gad++"
+    assert (trace.options["block_size"], trace.options["top_beta"], trace.options["tau"]) == (4, 3, 1.0)
+    assert trace.target_symbols[EOS] == "</s>" and "w3" in trace.source_symbols
+    with open(tmp_path / "t", encoding="utf-8") as file:
+        header = json.loads(file.readline())
+    assert (header["format"], header["version"]) == ("spec-dec-trace", 3)
+
+
+@pytest.mark.parametrize("right", [0, 1, 3])
+def test_exact_drafts_are_top_1_up_to_the_bifurcation(tmp_path: Path, task: Any, verifier: Any, right: int) -> None:
+    sample = make_sample(task, LENGTHS)
+    outputs = ids(fairseq_greedy([verifier], task, sample, max_len_b=20))
+    drafter = ScriptedDrafter(right_then_wrong(outputs, right), 5)
+    trace, hypotheses = traced(tmp_path / "t", task, verifier, sample, drafter)
+    assert_consistent(trace, hypotheses)
+    assert reasons(trace) <= {"top-1", "verifier"}
+    first = trace.sentences[0].iterations[0]
+    assert (first.accepted, first.bifurcation) == (right, right)
+    assert first.why == ["top-1"] * right + ["verifier"]
+    assert not any(first.relaxed)
+
+
+def test_end_of_sentence_in_a_draft_leaves_no_bifurcation(tmp_path: Path, task: Any, verifier: Any) -> None:
+    sample = make_sample(task, LENGTHS)
+    outputs = ids(fairseq_greedy([verifier], task, sample, max_len_b=20))
+    drafter = ScriptedDrafter(always_right(outputs), 50)
+    trace, hypotheses = traced(tmp_path / "t", task, verifier, sample, drafter)
+    assert_consistent(trace, hypotheses)
+    for sentence in trace.sentences:
+        (note,) = sentence.iterations
+        if len(sentence.output) < 20:
+            assert (note.accepted, note.bifurcation) == (len(sentence.output), None)
+            assert set(note.why) == {"top-1"}
+
+
+def test_relaxed_tokens_are_top_beta(tmp_path: Path, task: Any, verifier: Any) -> None:
+    sample = make_sample(task, LENGTHS)
+    model = make_drafter(task, block_size=6)
+    options = Options("gad++", block_size=6, top_beta=30, tau=50.0)
+    trace, hypotheses = traced(tmp_path / "t", task, verifier, sample, options, model)
+    assert_consistent(trace, hypotheses)
+    assert "top-beta" in reasons(trace) <= {"top-1", "top-beta", "verifier"}
+    for sentence in trace.sentences:
+        for note in sentence.iterations:
+            for column in range(note.accepted):
+                agrees = note.draft[column] == note.verifier[column]
+                assert note.why[column] == ("top-1" if agrees else "top-beta")
+                gap = note.verifier_log_probs[column] - note.draft_log_probs[column]
+                assert gap == 0 if agrees else 0 <= gap <= 50
+
+
+class Rewriting:
+    """A model that copies its input except for a few words, and a drafter trained on its output."""
+
+    def __init__(self, task: Any) -> None:
+        self.sample = make_sample(task, LENGTHS)
+        self.verifier = learned_rewriter(task, self.sample)
+        outputs = ids(fairseq_greedy([self.verifier], task, self.sample, max_len_b=20))
+        self.drafter = learned_drafter(task, self.verifier, self.sample, outputs, updates=250, block_size=6)
+
+
+@pytest.fixture(scope="module")
+def rewriting(task: Any) -> Rewriting:
+    return Rewriting(task)
+
+
+def drafted_tokens(trace: Trace) -> int:
+    """Return the number of drafted tokens in the output."""
+    return sum(note.accepted for sentence in trace.sentences for note in sentence.iterations)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "least"),
+    [
+        (Options("greedy"), {"verifier"}, 0),
+        (Options("gad", block_size=6), {"top-1", "verifier"}, 12),
+        (Options("iad"), {"source copy", "verifier"}, 14),
+        (Options("iad", iad_fallback="gad", block_size=6), {"source copy", "top-1", "verifier"}, 15),
+        (Options("nat", block_size=6), {"unverified"}, 20),
+    ],
+    ids=lambda value: " ".join(sorted(value)) if isinstance(value, set) else str(value),
+)
+def test_every_drafter_has_its_reasons(
+    tmp_path: Path, task: Any, rewriting: Rewriting, options: Options, expected: set[str], least: int
+) -> None:
+    model = rewriting.drafter if options.spec.needs_drafter(options.options) else None
+    trace, hypotheses = traced(tmp_path / "t", task, rewriting.verifier, rewriting.sample, options, model)
+    assert_consistent(trace, hypotheses)
+    assert reasons(trace) == expected
+    assert drafted_tokens(trace) >= least
+
+
+class Listening(StatelessDrafter):
+    """Records a drafter's log-probabilities of its tokens, from its scores of the whole vocabulary."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner = inner
+        self.heard: dict[int, list[list[float]]] = {}
+        for name in ("start", "append_rows", "observe", "select_rows"):
+            setattr(self, name, getattr(inner, name))
+
+    def draft(self, state: DecodingState) -> Draft:
+        draft = self.inner.draft(state)
+        if draft.tokens.size(1) > 0:
+            said = draft.log_probs.gather(2, draft.tokens[:, :, None]).squeeze(2)
+            for sentence, scores_of_tokens in zip(state.sentences, said.tolist(), strict=True):
+                self.heard.setdefault(sentence, []).append(scores_of_tokens)
+        return draft
+
+
+@pytest.mark.parametrize("transitions", [{}, {"transition_rank": 4, "transition_state": 5}], ids=["each", "path"])
+def test_drafter_log_probs(tmp_path: Path, task: Any, verifier: Any, transitions: dict) -> None:
+    model = make_drafter(task, 1, block_size=6, **transitions)
+    if transitions:
+        torch.nn.init.normal_(model.decoder.transition.after.weight)
+    drafter = Listening(NatDrafter(model, 6, Engine(), DraftOptions(keep_log_probs=True, with_survival=True)))
+    trace, hypotheses = traced(tmp_path / "t", task, verifier, make_sample(task, LENGTHS), drafter)
+    assert_consistent(trace, hypotheses)
+    for number, sentence in enumerate(trace.sentences):
+        log_probs = [note.drafter_log_probs for note in sentence.iterations if note.draft]
+        assert len(log_probs) > 3 and len({tuple(scores_of_tokens) for scores_of_tokens in log_probs}) > 1
+        for recorded, expected in zip(log_probs, drafter.heard[number], strict=True):
+            assert recorded == pytest.approx(expected, abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (Options("gad", block_size=6), True),
+        (Options("gad", block_size=6, fixed_width=False), True),
+        (Options("gad++", block_size=6, top_beta=3, tau=1.0), True),
+        (Options("nat", block_size=6), False),
+        (Options("iad"), False),
+        (Options("gs-jacobi", block_size=4), False),
+    ],
+    ids=str,
+)
+def test_decoders_with_drafter_log_probs(
+    tmp_path: Path, task: Any, rewriting: Rewriting, options: Options, says: bool
+) -> None:
+    model = rewriting.drafter if options.spec.needs_drafter(options.options) else None
+    trace, _ = traced(tmp_path / "t", task, rewriting.verifier, rewriting.sample, options, model)
+    drafts = [note for sentence in trace.sentences for note in sentence.iterations if note.draft]
+    assert len(drafts) > 2
+    assert all((note.drafter_log_probs is not None) == says for note in drafts)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [Options("jacobi"), Options("gs-jacobi", block_size=4), Options("hybrid-jacobi", jacobi_length=12)],
+    ids=str,
+)
+def test_converged_predictions_are_fixed_points(tmp_path: Path, options: Options) -> None:
+    task = make_task(9)
+    trace, hypotheses = traced(tmp_path / "t", task, make_transformer(task, 8), make_sample(task, LENGTHS), options)
+    assert_consistent(trace, hypotheses)
+    assert reasons(trace) == {"fixed point", "verifier"}
+    assert drafted_tokens(trace) >= 10
+
+
+class Alone(ScriptedDrafter):
+    """A scripted drafter that decodes alone: its drafts have the highest scores, then `second`."""
+
+    second = 7
+
+    def draft(self, state: DecodingState) -> Draft:
+        draft = super().draft(state)
+        scores = torch.zeros(*draft.tokens.shape, 60)
+        scores[..., self.second] = 5.0
+        draft.log_probs = scores.scatter(2, draft.tokens[:, :, None], 9.0).log_softmax(-1)
+        draft.num_drafted = None
+        return draft
+
+
+def test_a_forbidden_draft_without_a_verifier(tmp_path: Path, task: Any, verifier: Any) -> None:
+    """EOS is drafted first, which is forbidden: the best allowed token is emitted, which was not drafted."""
+    drafter = Alone(lambda sentence, done, width: [[EOS, 5, 6], [8, 9, EOS]][min(done, 1)], 3)
+    method = Method(DrafterIsVerifier(Engine()), drafter, GreedySearch(accept_all))
+    trace, hypotheses = traced(tmp_path / "t", task, verifier, make_sample(task, [4]), method)
+    assert_consistent(trace, hypotheses, [4])
+    assert trace.sentences[0].output == [7, 8, 9, EOS]
+    first, second = trace.sentences[0].iterations
+    assert (first.accepted, first.bifurcation, first.draft_log_probs[0]) == (0, 0, None)
+    assert (second.accepted, second.bifurcation, second.why) == (3, None, ["unverified"] * 3)
+
+
+@pytest.mark.parametrize(
+    ("relaxed", "expected"), [(False, {"head", "verifier"}), (True, {"head", "relaxed", "verifier"})]
+)
+def test_heads_of_blockwise(tmp_path: Path, relaxed: bool, expected: set[str]) -> None:
+    task, model = make_blockwise(3, 9, identity_first_head=True)
+    options = Options("blockwise", top_beta=8, tau=50.0) if relaxed else Options("blockwise")
+    trace, hypotheses = traced(tmp_path / "t", task, model, make_sample(task, LENGTHS), options)
+    assert_consistent(trace, hypotheses)
+    assert reasons(trace) == expected
+    assert drafted_tokens(trace) >= 10
+
+
+def test_forced_prefix_is_given(tmp_path: Path, task: Any, verifier: Any) -> None:
+    sample = make_sample(task, [4, 7])
+    drafter = ScriptedDrafter(always_wrong(ids(fairseq_greedy([verifier], task, sample, max_len_b=20))), 2)
+    prefix = torch.tensor([[5, 6, 7], [8, 1, 1]])
+    trace, hypotheses = traced(tmp_path / "t", task, verifier, sample, drafter, prefix_tokens=prefix)
+    assert_consistent(trace, hypotheses, [4, 7])
+    assert [sentence.iterations[0].why for sentence in trace.sentences] == [
+        ["given"] * 3 + ["verifier"],
+        ["given", "verifier"],
+    ]
+
+
+def test_targets_and_ids_come_from_the_sample(tmp_path: Path, task: Any, verifier: Any) -> None:
+    sample = make_sample(task, [4, 7])
+    sample["id"] = torch.tensor([17, 3])
+    sample["target"] = torch.tensor([[5, 6, EOS], [7, EOS, 1]])
+    trace, _ = traced(tmp_path / "t", task, verifier, sample, Options("greedy"))
+    assert [sentence.id for sentence in trace.sentences] == [17, 3]
+    assert [sentence.target for sentence in trace.sentences] == [[5, 6, EOS], [7, EOS]]
+    del sample["id"], sample["target"]
+    trace, _ = traced(tmp_path / "u", task, verifier, sample, Options("greedy"))
+    assert [(sentence.id, sentence.target) for sentence in trace.sentences] == [(0, None), (1, None)]
+
+
+def test_forbidden_tokens_have_no_score(tmp_path: Path, task: Any, verifier: Any) -> None:
+    sample = make_sample(task, [4])
+    drafter = ScriptedDrafter(lambda sentence, done, width: [1] * width, 3)  # padding is never allowed
+    trace, hypotheses = traced(tmp_path / "t", task, verifier, sample, drafter)
+    assert_consistent(trace, hypotheses, [4])
+    assert trace.sentences[0].iterations[0].draft_log_probs == [None] * 3
+
+
+@pytest.mark.parametrize("engine", [None, Engine()], ids=["native", "torch"])
+def test_decoding_without_a_trace_writes_none(
+    task: Any, verifier: Any, engine: Engine | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("__init__", "iteration", "write"):
+        monkeypatch.setattr(TraceWriter, name, lambda *args, **more: pytest.fail("traced without being asked to"))
+    generator, stats = make_generator([verifier], task, Options("greedy"), engine=engine)
+    generator.generate([verifier], make_sample(task, LENGTHS))
+    assert generator.trace is None and len(stats.recorded) == len(LENGTHS)
+
+
+def test_backend_reason_with_a_trace(tmp_path: Path, task: Any, verifier: Any) -> None:
+    writer = TraceWriter(str(tmp_path / "t"), task.src_dict, task.tgt_dict, methods.find("greedy"), {})
+    for trace, name in ((writer, "torch"), (None, "native")):
+        generator, stats = make_generator([verifier], task, Options("greedy"), trace=trace)
+        assert generator.backend.name == name
+        assert ("--trace-file" in stats.backend) == (trace is not None)
+
+
+def test_same_output_with_and_without_trace(tmp_path: Path, task: Any, verifier: Any) -> None:
+    sample = make_sample(task, LENGTHS)
+    _, hypotheses = traced(tmp_path / "t", task, verifier, sample, Options("jacobi"))
+    assert ids(hypotheses) == ids(fairseq_greedy([verifier], task, sample, max_len_b=20))
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory, task: Any, verifier: Any) -> str:
+    path = tmp_path_factory.mktemp("trace") / "good.jsonl"
+    traced(path, task, verifier, make_sample(task, LENGTHS), Options("jacobi"))
+    return path.read_text(encoding="utf-8")
+
+
+def test_counts_without_reading(tmp_path: Path, good: str) -> None:
+    path = tmp_path / "t"
+    path.write_text(good, encoding="utf-8")
+    count, size = count_sentences(str(path))
+    assert count == len(LENGTHS)
+    assert size == len(good.encode()) - len(good.split("\n", 1)[0].encode()) - 1
+
+
+def changed(field: str, value: Any, line: int = 1, note: bool = False) -> Callable[[str], str]:
+    """Change a field of one line, or of the first iteration in it."""
+
+    def change(text: str) -> str:
+        lines = text.splitlines()
+        record = json.loads(lines[line])
+        (record["iterations"][0] if note else record)[field] = value
+        lines[line] = json.dumps(record)
+        return "\n".join(lines) + "\n"
+
+    return change
+
+
+def words_for_numbers(text: str) -> str:
+    """Replace the log-probabilities of a drafter by words."""
+    count = len(json.loads(text.splitlines()[1])["iterations"][0]["draft"])
+    return changed("drafter_log_probs", ["likely"] * count, note=True)(text)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "line", "message"),
+    [
+        (lambda text: text[:-20], 5, "is truncated"),
+        (lambda text: text[:30], 1, "is truncated"),
+        (lambda text: "", 1, "not the header"),
+        (lambda text: "H-0\t-0.5\tsome text\n", 1, "not the header"),
+        (lambda text: '{"id": 3, "tokens": 5}\n', 1, "not the header"),
+        (lambda text: "[]\n", 1, "not the header"),
+        (lambda text: text.replace("spec-dec-trace", "other-trace", 1), 1, "not the header"),
+        (changed("version", 2, line=0), 1, "version 2, but only version 3 can be read; decode again"),
+        (changed("target_symbols", [1, 2], line=0), 1, "symbols"),
+        (lambda text: text.replace("\n", "\n{}\n", 1), 2, "not a sentence"),
+        (lambda text: text.replace("\n", "\n\n", 1), 2, "not a sentence"),
+        (lambda text: text.replace("\n", "\n\x00\xff\n", 1), 2, "not a sentence"),
+        (changed("output", [5, 5]), 2, "not a sentence"),
+        (changed("source", [5, 60]), 2, "fields do not fit"),
+        (changed("source", [5, -1]), 2, "fields do not fit"),
+        (changed("source", "text"), 2, "fields do not fit"),
+        (changed("extra", 1), 2, "not a sentence"),
+        (changed("why", ["magic"], note=True), 2, "not a sentence"),
+        (changed("accepted", 99, note=True), 2, "fields do not fit"),
+        (changed("bifurcation", 98, note=True), 2, "fields do not fit"),
+        (changed("draft_log_probs", [], note=True), 2, "fields do not fit"),
+        (changed("drafter_log_probs", [-1.0], note=True), 2, "fields do not fit"),
+        (words_for_numbers, 2, "fields do not fit"),
+    ],
+)
+def test_bad_files_are_refused_by_line(
+    tmp_path: Path, good: str, spoil: Callable[[str], str], line: int, message: str
+) -> None:
+    path = tmp_path / "spoilt.jsonl"
+    path.write_bytes(spoil(good).encode("utf-8", "surrogateescape"))
+    with pytest.raises(ConfigurationError) as caught:
+        read_trace(str(path))
+    assert str(caught.value).startswith(f"{path}, line {line}: ")
+    assert message in str(caught.value) and "--trace-file" in str(caught.value)
+
+
+def test_missing_file_names_the_interrupted_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_trace(str(tmp_path / "t"))
+    (tmp_path / "t.partial").write_text("")
+    with pytest.raises(ConfigurationError, match="was interrupted or failed"):
+        read_trace(str(tmp_path / "t"))
+
+
+def test_unwritable_file(tmp_path: Path, task: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"--trace-file .*cannot be written"):
+        TraceWriter(str(tmp_path / "none" / "t"), task.src_dict, task.tgt_dict, methods.find("gad"), {})
+
+
+@pytest.mark.parametrize(
+    ("decoder", "scores_reference", "is_one_run", "message"),
+    [
+        ("beam", False, True, "--decoder beam"),
+        ("gad", True, True, "--score-reference"),
+        ("gad", False, False, "fairseq-generate"),
+    ],
+)
+def test_nothing_to_trace(decoder: str, scores_reference: bool, is_one_run: bool, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        check_traceable("t", methods.find(decoder), scores_reference, is_one_run)
+    check_traceable("t", methods.find("gad"), False, True)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_ctrl_c_leaves_no_final_file(tmp_path: Path, interrupted: bool) -> None:
+    """As in the command-line tools, the trace is closed when the interpreter exits."""
+    program = f"""
+        import sys, types, weakref
+
+        # This file without the rest of the package, which imports torch and fairseq for seconds.
+        for name in ("fairseq_plugins", "fairseq_plugins.decoding"):
+            sys.modules[name] = types.ModuleType(name)
+            sys.modules[name].__path__ = [name.replace(".", "/")]
+        from fairseq_plugins.commands.partial_file import PartialFile
+
+        class Owner: pass
+
+        owner, file = Owner(), PartialFile({str(tmp_path / "t")!r}, "--trace-file")
+        weakref.finalize(owner, file.close)
+        file.write("line\\n")
+        if {interrupted}:
+            raise KeyboardInterrupt
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], cwd=REPOSITORY, capture_output=True, timeout=120)
+    assert (tmp_path / "t").exists() != interrupted
+    assert (tmp_path / "t.partial").exists() == interrupted
+
+
+def test_scores_are_short_and_finite(good: str) -> None:
+    for line in good.splitlines()[1:]:
+        record = json.loads(line)
+        assert all(math.isfinite(score) and len(str(score)) <= 9 for score in record["log_probs"])
+
+
+def test_hard_alignments_are_source_positions(tmp_path: Path, task: Any, verifier: Any) -> None:
+    sample = make_sample(task, LENGTHS)
+    trace, hypotheses = traced(tmp_path / "t", task, verifier, sample, Options("greedy"), None, extract_hard_alignment)
+    for sentence, (hypothesis,) in zip(trace.sentences, hypotheses, strict=True):
+        assert sentence.alignment == [source for source, _ in hypothesis["alignment"]]
+        assert len(sentence.alignment) in (len(sentence.output) - 1, 0)
+    assert any(sentence.alignment for sentence in trace.sentences)
+    soft, _ = traced(tmp_path / "s", task, verifier, sample, Options("greedy"), None, extract_soft_alignment)
+    assert all(sentence.alignment is None for sentence in soft.sentences)

@@ -1,0 +1,734 @@
+"""Steps from graphs give what steps without give: shapes, padding, memory that stays, eviction and giving up.
+
+Most of these tests run without a GPU. In place of a CUDA graph stands a recording: like a graph it knows nothing but
+operations and addresses, and runs the same ones on the same tensors every time.
+"""
+
+import gc
+import logging
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fairseq import utils
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.reference.cached_decoder import CachedDecoder
+from fairseq_plugins.decoding.reference.captured import graph_capture, graphed_decoder
+from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs, Outputs, capture_on_cuda
+from fairseq_plugins.decoding.reference.captured.graph_capture import Run as Launch
+from fairseq_plugins.decoding.reference.captured.graphed_decoder import GraphedDecoder, Shape, cached_decoder
+from fairseq_plugins.decoding.reference.encoder import FusedEncoder
+from fairseq_plugins.decoding.reference.engine import Engine
+from tests.decoding.methods.test_blockwise import make_blockwise
+from tests.strategies import (
+    BLOCK_SIZES,
+    DRAFTERS,
+    FEATURE_DRAFTERS,
+    SEARCHES,
+    SOURCES,
+    TRANSFORMERS,
+    UNSHRUNK,
+    example_count,
+    fitting,
+)
+from tests.support import (
+    Options,
+    assert_same_hypotheses,
+    assert_same_output,
+    fairseq_beam,
+    fairseq_greedy,
+    ids,
+    make_args,
+    make_drafter,
+    make_generator,
+    make_sample,
+    make_task,
+    make_transformer,
+)
+
+
+def tensors(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def storages(values: Any) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors(values)}
+
+
+class Recording(TorchDispatchMode):
+    """Takes down every operation with the tensors that it read and made, and refuses what waits for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple[Callable, tuple, dict, list[torch.Tensor]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "lift_fresh", "_to_copy"):
+            raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
+        result = func(*args, **(kwargs or {}))
+        # What shares memory with the input is a view or was changed in place.
+        is_new = not storages(result) & storages((args, kwargs))
+        self.operations.append((func, args, kwargs or {}, tensors(result) if is_new else []))
+        return result
+
+    def forget(self) -> None:
+        """Overwrite what the operations allocated, as another graph in the same memory may."""
+        for *_, made in self.operations:
+            for value in made:
+                if value.is_floating_point():
+                    value.fill_(torch.nan)
+
+    def replay(self) -> None:
+        for func, args, kwargs, made in self.operations:
+            new = func(*args, **kwargs)
+            if made:
+                for old, value in zip(made, tensors(new), strict=True):
+                    old.copy_(value)
+
+
+class Recorder:
+    """Stands in for `capture_on_cuda`, and counts."""
+
+    def __init__(self, fails_from: int | None = None) -> None:
+        self.fails_from = fails_from
+        self.captures = self.replays = 0
+        self.alive: weakref.WeakSet[Recording] = weakref.WeakSet()
+        self.last: Recording | None = None
+
+    def __call__(self, run: Launch) -> Launch:
+        self.captures += 1
+        run()
+        if self.fails_from is not None and self.captures >= self.fails_from:
+            raise RuntimeError("operation would make\nthe capture fail")
+        recording = Recording()
+        with recording:
+            outputs = run()
+        self.alive.add(recording)
+
+        def replay() -> Outputs:
+            self.replays += 1
+            if self.last is not None and self.last is not recording:
+                self.last.forget()
+            self.last = recording
+            recording.replay()
+            return outputs
+
+        return replay
+
+
+def graphing(monkeypatch: pytest.MonkeyPatch, recorder: Recorder, **limits: int) -> Engine:
+    """An engine that captures with this recorder, with other constants of `graphed_decoder`.
+
+    The compiled kernels of the CPU cannot be recorded, and are not what runs on a GPU.
+    """
+    for name, value in limits.items():
+        monkeypatch.setattr(graph_capture if hasattr(graph_capture, name) else graphed_decoder, name, value)
+    return Engine(graphs=Graphs(recorder, "cpu"))
+
+
+def decoders(generator: DraftVerifyGenerator) -> list[CachedDecoder]:
+    """The verifiers' and the drafter's."""
+    method = generator.backend.method
+    verifier, drafter = method.verifier, method.drafter
+    return [*getattr(verifier, "decoders", []), *([drafter.decoder.cached] if hasattr(drafter, "make_draft") else [])]
+
+
+def check(
+    monkeypatch: pytest.MonkeyPatch,
+    models: list,
+    task: Any,
+    batches: list[list[int]],
+    method: Options,
+    model: Any = None,
+    seed: int = 0,
+    active: int = 0,
+    limits: dict[str, int] | None = None,
+    **search: Any,
+) -> Recorder:
+    """Decode batch after batch with and without graphs; lossless methods also as fairseq does."""
+    search = dict(search)
+    per_batch = {"bos_token": search.pop("bos_token")} if "bos_token" in search else {}
+    plain, plain_stats = make_generator(models, task, method, model, active_sentences=active, engine=Engine(), **search)
+    samples = [make_sample(task, sources, seed + number) for number, sources in enumerate(batches)]
+    expected = [plain.generate(models, sample, **per_batch) for sample in samples]
+    recorder = Recorder()
+    with monkeypatch.context() as patch:
+        engine = graphing(patch, recorder, **(limits or {}))
+        graphed, graphed_stats = make_generator(
+            models, task, method, model, active_sentences=active, engine=engine, **search
+        )
+        for sample, wanted in zip(samples, expected, strict=True):
+            ours = graphed.generate(models, sample, **per_batch)
+            assert_same_hypotheses(ours, wanted)
+            if method.spec.name not in ("gad++", "nat"):
+                theirs = fairseq_beam(models, task, sample, **{"beam": 1, **_beam(search)}, **per_batch)
+                assert_same_hypotheses(ours, theirs)
+        assert [sentence.emitted for sentence in graphed_stats.recorded] == [
+            sentence.emitted for sentence in plain_stats.recorded
+        ]
+        assert all(isinstance(decoder, GraphedDecoder) for decoder in decoders(graphed))
+        assert not engine.graphs.failed
+        assert all(len(decoder.steps.graphs) <= graph_capture.MAX_GRAPHS for decoder in decoders(graphed))
+    return recorder
+
+
+def _beam(search: dict[str, Any]) -> dict[str, Any]:
+    return {"beam" if name == "beam_size" else name: value for name, value in search.items()}
+
+
+BATCHES = st.lists(SOURCES, min_size=1, max_size=3)
+ACTIVE = st.sampled_from([0, 0, 1, 3])
+LIMITS = st.fixed_dictionaries(
+    {
+        "EAGER_USES": st.sampled_from([0, 1, 3]),
+        "MAX_GRAPHS": st.sampled_from([1, 3, 64]),
+        "MAX_ROWS": st.sampled_from([8, 2048]),
+        "_MIN_SLOTS": st.sampled_from([1, 64]),
+        "_MIN_SOURCE": st.sampled_from([1, 32]),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Batches, and how they are decoded.
+
+    Attributes:
+        batches: source lengths of each.
+        search: generation options.
+        active: of `--active-sentences`.
+        limits: constants of `graphed_decoder`.
+        seed: of models and sources.
+    """
+
+    batches: list[list[int]]
+    search: dict[str, Any]
+    active: int
+    limits: dict[str, int]
+    seed: int
+
+    def check(
+        self, monkeypatch: pytest.MonkeyPatch, models: list, task: Any, how: Options, drafter: Any = None, **more: Any
+    ) -> None:
+        search = {**self.search, **more}
+        check(monkeypatch, models, task, self.batches, how, drafter, self.seed, self.active, self.limits, **search)
+
+
+RUNS = st.builds(Run, BATCHES, SEARCHES, ACTIVE, LIMITS, st.integers(0, 1000))
+
+
+@settings(UNSHRUNK, max_examples=example_count(20))
+@given(
+    run=RUNS,
+    method=st.sampled_from(["gad", "gad", "gad++", "nat"]),
+    options=TRANSFORMERS,
+    drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),
+    block_size=BLOCK_SIZES,
+)
+def test_trained_drafters(
+    monkeypatch: pytest.MonkeyPatch,
+    run: Run,
+    method: str,
+    options: dict[str, Any],
+    drafter_options: dict[str, Any],
+    block_size: int,
+) -> None:
+    task = make_task(12)
+    verifier = make_transformer(task, run.seed, **options)
+    drafter = make_drafter(task, run.seed + 1, verifier=verifier, **fitting(drafter_options, options))
+    if drafter.reads_features and method == "nat":
+        method = "gad++"
+    how = Options(method, block_size, **({"top_beta": 3, "tau": 1.0} if method == "gad++" else {}))
+    run.check(monkeypatch, [drafter] if method == "nat" else [verifier], task, how, drafter)
+
+
+MODELS = st.lists(TRANSFORMERS, min_size=1, max_size=2)
+
+
+def make_models(task: Any, options: list[dict[str, Any]], seed: int) -> list:
+    return [make_transformer(task, seed + number, **choice) for number, choice in enumerate(options)]
+
+
+@settings(UNSHRUNK, max_examples=example_count(15))
+@given(run=RUNS, options=MODELS, beam=st.sampled_from([1, 2, 5]))
+def test_beam_search(monkeypatch: pytest.MonkeyPatch, run: Run, options: list[dict[str, Any]], beam: int) -> None:
+    task = make_task(24)
+    run.check(monkeypatch, make_models(task, options, run.seed), task, Options("fast-beam"), beam_size=beam)
+
+
+def test_beam_search_runs_from_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task(24)
+    model = make_transformer(task, 3)
+    limits = {"EAGER_USES": 0}
+    search, batches = {"beam_size": 3, "max_len_b": 12}, [[3, 5, 9], [4, 1, 7]]
+    recorder = check(monkeypatch, [model], task, batches, Options("fast-beam"), limits=limits, **search)
+    assert recorder.replays > 5 * recorder.captures > 0
+
+
+@settings(UNSHRUNK, max_examples=example_count(12))
+@given(
+    run=RUNS,
+    options=MODELS,
+    how=st.sampled_from([Options("greedy"), Options("greedy"), Options("iad"), Options("gs-jacobi")]),
+)
+def test_no_trained_drafter_and_ensembles(
+    monkeypatch: pytest.MonkeyPatch, run: Run, options: list[dict[str, Any]], how: Options
+) -> None:
+    task = make_task(9)
+    run.check(monkeypatch, make_models(task, options, run.seed), task, how)
+
+
+@settings(UNSHRUNK, max_examples=8)
+@given(run=RUNS)
+def test_blockwise(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    task, model = make_blockwise(run.seed, 9, identity_first_head=True)
+    run.check(monkeypatch, [model], task, Options("blockwise"))
+
+
+def bits(generated: list) -> list[tuple[list[int], list[float]]]:
+    """Ids and scores of every sentence."""
+    return [(best["tokens"].tolist(), best["positional_scores"].tolist()) for (best, *_) in generated]
+
+
+@pytest.mark.parametrize("method", ["gad", "greedy", "fast-beam"])
+def test_steps_have_the_same_shapes_with_and_without_a_graph(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that reaches layers and attention: states, caches, masks."""
+    task = make_task(60)
+    verifier = make_transformer(task, 8)
+    drafter = make_drafter(task, 9, verifier=verifier, drafter_context="features")
+    seen: dict[tuple[str, Shape], list[tuple]] = {}
+    running: list[list[tuple]] = []
+    step_of, layer = GraphedDecoder._step_of, Engine.layer
+    attend = F.scaled_dot_product_attention
+
+    def watched_step(self: GraphedDecoder, shape: Shape, *given: Any) -> Launch:
+        run = step_of(self, shape, *given)
+
+        def watched() -> Outputs:
+            running.append([])
+            outputs = run()
+            shapes = running.pop()
+            key = (type(self.decoder).__name__, shape)
+            assert seen.setdefault(key, shapes) == shapes
+            return outputs
+
+        return watched
+
+    def watched_layer(engine: Engine, weights: Any, x: torch.Tensor, *given: Any) -> torch.Tensor:
+        if running:
+            running[-1].append(tuple(x.shape))
+        return layer(engine, weights, x, *given)
+
+    def watched_attention(*given: torch.Tensor, attn_mask: torch.Tensor | None) -> torch.Tensor:
+        if running:
+            masked = None if attn_mask is None else (tuple(attn_mask.shape), attn_mask.dtype)
+            running[-1].append((*(tuple(tensor.shape) for tensor in given), masked))
+        return attend(*given, attn_mask=attn_mask)
+
+    monkeypatch.setattr(GraphedDecoder, "_step_of", watched_step)
+    monkeypatch.setattr(Engine, "layer", watched_layer)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched_attention)
+    captures, shapes = [], []
+    for uses in (10**9, 0, 2):
+        recorder = Recorder()
+        search = {"beam_size": 3} if method == "fast-beam" else {}
+        options = Options(method, 5) if method == "gad" else Options(method)
+        engine = graphing(monkeypatch, recorder, EAGER_USES=uses)
+        generator, _ = make_generator([verifier], task, options, drafter, max_len_b=12, engine=engine, **search)
+        for seed in range(2):
+            generator.generate([], make_sample(task, [5, 30, 2, 9, 14], seed))
+        (encoder,) = generator.backend.method.verifier.encoders
+        others = [encoder.steps, *(decoder.starts for decoder in decoders(generator))]
+        captures.append(recorder.captures - sum(len(steps.graphs) for steps in others))
+        shapes.append(set(seen))
+    # The first run has launched all of them, the others have captured them.
+    assert captures[0] == 0 < captures[2] <= captures[1] == len(seen)
+    assert shapes[0] == shapes[1] == shapes[2]
+    # Masks reach layers as numbers: truth values PyTorch would turn into numbers in every one of them.
+    attended = [entry for step in seen.values() for entry in step if len(entry) == 4]
+    assert attended and all(masked is not None and masked[1] == torch.float32 for *_, masked in attended)
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_scores_do_not_depend_on_how_often_a_shape_came_up(
+    batch_invariant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In half precision, where other shapes give other bits: launched, captured, replayed, and with graphs off."""
+    task = make_task(60)
+    verifier = make_transformer(task, 8).to(torch.bfloat16)
+    drafter = make_drafter(task, 9, verifier=verifier, drafter_context="features").to(torch.bfloat16)
+    sample = make_sample(task, [5, 30, 2, 9, 14], 3)
+    recorder = Recorder()
+    engine = replace(graphing(monkeypatch, recorder), batch_invariant=batch_invariant)
+    generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=20, engine=engine)
+    replays, outputs = [], []
+    for _ in range(4):
+        outputs.append(bits(generator.generate([], sample)))
+        replays.append(recorder.replays)
+    assert replays[0] < replays[2] < replays[3]
+    off = replace(engine, graphs=Graphs(recorder, "cpu", enabled=False))
+    generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=20, engine=off)
+    outputs.append(bits(generator.generate([], sample)))
+    assert all(output == outputs[0] for output in outputs)
+    assert off.graphs.captures == 0 < off.graphs.launched and not off.graphs.are_on
+    plain, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=20, engine=Engine())
+    # That the comparison can fail.
+    assert batch_invariant or bits(plain.generate([], sample)) != outputs[0]
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory while capturing"), RuntimeError("an illegal memory access")]
+)
+def test_other_errors_are_seen_and_do_not_switch_graphs_off(
+    error: RuntimeError, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = make_task(60)
+    verifier = make_transformer(task, 8)
+    sample = make_sample(task, [5, 30, 2])
+    recorder = Recorder()
+    failing = [error]
+
+    def capture(run: Launch) -> Launch:
+        if failing:
+            raise failing.pop()
+        return recorder(run)
+
+    engine = Engine(graphs=Graphs(capture, "cpu"))
+    monkeypatch.setattr(graph_capture, "EAGER_USES", 0)
+    generator, _ = make_generator([verifier], task, Options("greedy"), max_len_b=20, engine=engine)
+    with pytest.raises(type(error), match=str(error)):
+        generator.generate([], sample)
+    assert engine.graphs.are_on and not caplog.messages
+    assert_same_output(generator.generate([], sample), fairseq_greedy([verifier], task, sample, max_len_b=20))
+    assert engine.graphs.captures == recorder.captures > 0
+
+
+@pytest.mark.parametrize(
+    "method, active",
+    [("gad", 0), ("gad", 8), ("greedy", 0), ("greedy", 8), ("gs-jacobi", 0), ("gs-jacobi", 8), ("fast-beam", 8)],
+)
+def test_rows_go_several_at_a_time(method: str, active: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values are copied when a quarter of the rows is free, or when others come in; never for one row."""
+    taken: list[tuple[int, int]] = []
+    select = CachedDecoder.select_rows
+
+    def watched(self: CachedDecoder, rows: torch.Tensor) -> None:
+        taken.append((self.cross.size(1), len(rows)))
+        select(self, rows)
+
+    monkeypatch.setattr(CachedDecoder, "select_rows", watched)
+    task = make_task(60)
+    verifier, drafter = make_transformer(task, 8), make_drafter(task, 9, decoder_layers=1)
+    lengths = [[5, 30, 2, 9, 14, 0, 22, 7, 3, 11, 19, 1, 4, 8, 25, 6]]
+    options = Options(method, 5) if method in ("gad", "gs-jacobi") else Options(method)
+    search = {"max_len_b": 30, **({"beam_size": 3} if method == "fast-beam" else {})}
+    check(monkeypatch, [verifier], task, lengths, options, drafter, active=active, **search)
+    # Of the engine without graphs, where a single row goes, and of this one.
+    assert any(4 * (before - after) < before for before, after in taken)
+    taken = []
+    recorder = Recorder()
+    engine = graphing(monkeypatch, recorder)
+    generator, stats = make_generator(
+        [verifier], task, options, drafter, active_sentences=active, engine=engine, **search
+    )
+    generator.generate([], make_sample(task, lengths[0]))
+    assert taken and all(4 * (before - after) >= before for before, after in taken)
+    if method != "fast-beam":
+        assert all(min(sentence.emitted) > 0 for sentence in stats.recorded)
+
+
+class Transfers(TorchDispatchMode):
+    """Counts what makes tensors of numbers of the host, and what waits for the device."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        for name in ("tolist", "cpu", "numpy"):
+            # On a CPU these are not dispatched.
+            original = getattr(torch.Tensor, name)
+            monkeypatch.setattr(torch.Tensor, name, self._counted(name, original))
+
+    def _counted(self, name: str, original: Callable) -> Callable:
+        def counted(*given: Any) -> Any:
+            self.counts[name] += 1
+            return original(*given)
+
+        return counted
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "lift_fresh"):
+            self.counts[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "method, drafter_options",
+    [
+        (Options("greedy"), {}),
+        (Options("gad", 5), {}),
+        (Options("gad", 5), {"drafter_attention": "full"}),
+        (Options("gad", 5), {"drafter_context": "features", "transition_rank": 3}),
+        (Options("gad++", 5, top_beta=3, tau=1.0), {}),
+        (Options("gs-jacobi", 5), {}),
+    ],
+)
+def test_an_iteration_waits_once_and_sends_nothing(
+    method: Options, drafter_options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The counts of emitted tokens come to the host, and no number goes to the device: also when rows are taken out."""
+    task = make_task(60)
+    verifier = make_transformer(task, 8)
+    drafter = make_drafter(task, 9, verifier=verifier, **drafter_options)
+    engine = graphing(monkeypatch, Recorder(), EAGER_USES=10**9)
+    generator, _ = make_generator([verifier], task, method, drafter, max_len_b=20, engine=engine)
+    iterations = generator.backend.advances(*generator.request(make_sample(task, [5, 30, 2, 9, 14, 0, 22, 7])))
+    seen, rows = [], []
+    with torch.inference_mode():
+        next(iterations)
+        with Transfers(monkeypatch) as transfers:
+            for advance in iterations:
+                seen.append(dict(transfers.counts))
+                rows.append(len(advance.host_emitted))
+                transfers.counts.clear()
+    assert len(rows) > 5 and len(set(rows)) > 2, "rows go on the way"
+    assert seen == [{"tolist": 1}] * len(seen)
+
+
+def test_states_of_one_model_outlive_the_step_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter reads the states of the first model of an ensemble after all models have run."""
+    task = make_task(60)
+    models = [make_transformer(task, 1), make_transformer(task, 2, decoder_layers=1)]
+    drafter = make_drafter(task, 3, verifier=models[0], drafter_context="features")
+    # What is accepted so freely makes the output depend on the draft.
+    method, limits = Options("gad++", 5, top_beta=10, tau=50.0), {"EAGER_USES": 0}
+    recorder = check(monkeypatch, models, task, [[5, 30, 2, 9]], method, drafter, limits=limits, max_len_b=40)
+    assert recorder.replays > 30
+
+
+@pytest.mark.parametrize("drafter_options", [{}, {"drafter_attention": "full"}, {"drafter_context": "features"}])
+def test_most_steps_of_a_run_come_from_few_graphs(
+    monkeypatch: pytest.MonkeyPatch, drafter_options: dict[str, Any]
+) -> None:
+    steps = []
+    step = CachedDecoder.step
+    monkeypatch.setattr(CachedDecoder, "step", lambda self, *args, **kw: steps.append(self) or step(self, *args, **kw))
+    encode, source_kv = FusedEncoder._encode, CachedDecoder._source_kv
+    monkeypatch.setattr(
+        FusedEncoder, "_encode", lambda self, *args, **kw: steps.append(self) or encode(self, *args, **kw)
+    )
+    monkeypatch.setattr(CachedDecoder, "_source_kv", lambda self, *args: steps.append(self) or source_kv(self, *args))
+    task = make_task(60)
+    verifier = make_transformer(task, 8)
+    drafter = make_drafter(task, 9, verifier=verifier, **drafter_options)
+    recorder = Recorder()
+    engine = graphing(monkeypatch, recorder)
+    generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=40, engine=engine)
+    for seed in range(6):
+        generator.generate([], make_sample(task, [5, 30, 2, 9, 14, 0, 22, 7], seed))
+    eager = len(steps) - 2 * recorder.captures
+    assert recorder.captures < 30
+    assert recorder.replays > 4 * eager
+    counted = engine.graphs
+    assert (counted.captures, counted.replays, counted.launched) == (recorder.captures, recorder.replays, eager)
+
+
+@pytest.mark.parametrize("drafter_options", [{}, {"drafter_attention": "full"}, {"drafter_context": "features"}])
+def test_short_blocks_share_graphs(monkeypatch: pytest.MonkeyPatch, drafter_options: dict[str, Any]) -> None:
+    """Near the maximum length every width from 12 down to 1 is drafted."""
+    task = make_task(60)
+    verifier = make_transformer(task, 8, ending=False)
+    drafter = make_drafter(task, 9, verifier=verifier, **drafter_options)
+    drafter.decoder.trained_block_size.fill_(12)
+    search = {"max_len_a": 0, "max_len_b": 30}
+    generators = [
+        make_generator([verifier], task, Options("gad", 12), drafter, engine=engine, **search)[0]
+        for engine in (graphing(monkeypatch, Recorder()), Engine())
+    ]
+    graphed, plain = (generator.backend.method.drafter for generator in generators)
+    drafts: list[list[torch.Tensor]] = [[], []]
+    for kept, one in zip(drafts, (graphed, plain), strict=True):
+        draft = one.draft
+
+        def keep(state: Any, kept: list[torch.Tensor] = kept, draft: Any = draft) -> Any:
+            made = draft(state)
+            kept.append(made.tokens.clone())  # a graph reuses its memory
+            return made
+
+        monkeypatch.setattr(one, "draft", keep)
+    for generator in generators:
+        generator.generate([], make_sample(task, [5, 9]))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*drafts, strict=True))
+    rounded = {1, 2, 4, 8, 12}
+    assert not {tokens.size(1) for tokens in drafts[0]} <= rounded
+    assert {shape.after for shape in graphed.decoder.cached.steps.uses} <= rounded
+
+
+def test_what_other_batches_leave_in_memory_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task(60)
+    verifier = make_transformer(task, 8)
+    drafter = make_drafter(task, 9, verifier=verifier, src_embedding_copy=True)
+    samples = [make_sample(task, sources, 5) for sources in ([30, 2, 9, 14, 0], [4, 1, 3], [21])]
+    expected = [fairseq_greedy([verifier], task, sample, max_len_b=40) for sample in samples]
+    recorder = Recorder()
+    engine = graphing(monkeypatch, recorder, EAGER_USES=0)
+    generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=40, engine=engine)
+    for sample, wanted in zip(samples, expected, strict=True):
+        assert_same_output(generator.generate([], sample), wanted)
+        with torch.inference_mode():
+            for decoder in decoders(generator):
+                for name in ("cache", "cross", "mask_embeddings", "output 0"):
+                    if name in decoder.buffers:
+                        decoder.buffers[name].fill_(torch.nan)
+    assert recorder.replays > 0 and all("cache" in decoder.buffers for decoder in decoders(generator))
+    assert any("mask_embeddings" in decoder.buffers for decoder in decoders(generator))
+
+
+def test_memory_is_that_of_the_largest_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many batches there are, keys, values and results of all shapes lie in the same place."""
+    task = make_task(60)
+    verifier = make_transformer(task, 8, ending=False)
+    generator, _ = make_generator(
+        [verifier], task, Options("greedy"), max_len_b=40, engine=graphing(monkeypatch, Recorder())
+    )
+    sizes = []
+    for sources in ([40] * 6, [3] * 5, [7], [22] * 3, [40] * 6):
+        generator.generate([], make_sample(task, sources))
+        (decoder,) = decoders(generator)
+        sizes.append({name: (room.data_ptr(), room.numel()) for name, room in decoder.buffers.items()})
+    assert sizes[0] == sizes[-1] and all(size == sizes[0] for size in sizes)
+    layers, batch, slots, width = 2, 8, 64, 16
+    assert sizes[0]["cache"][1] == layers * batch * slots * 2 * width
+    assert sizes[0]["output 0"][1] == batch * width
+
+
+def test_the_graph_that_was_not_used_for_longest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task(60)
+    verifier = make_transformer(task, 8, ending=False)
+    recorder = Recorder()
+    engine = graphing(monkeypatch, recorder, EAGER_USES=1, MAX_GRAPHS=2)
+    generator, _ = make_generator([verifier], task, Options("greedy"), max_len_b=10, engine=engine)
+    shapes = []
+    for size in (4, 1, 4, 2, 2, 1):
+        generator.generate([], make_sample(task, [5] * size))
+        (decoder,) = decoders(generator)
+        shapes.append([shape.batch for shape in decoder.steps.graphs])
+    assert shapes == [[4], [4, 1], [1, 4], [4, 2], [4, 2], [2, 1]]
+    # The encoder and the start of a batch meet the same batches once each.
+    assert recorder.captures == 4 + 3 + 3
+    recorder.last = None
+    gc.collect()
+    assert len(recorder.alive) == 2 + 2 + 2
+    assert {shape.batch for shape in decoder.steps.uses} == {1, 2}
+
+
+@pytest.mark.parametrize("fails_from", [1, 2, 4])
+def test_giving_up_takes_one_line(
+    fails_from: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A capture that fails, the first or a later one, changes nothing but speed, and is not tried again."""
+    task = make_task(60)
+    verifier = make_transformer(task, 8)
+    drafter = make_drafter(task, 9, verifier=verifier, drafter_context="features")
+    samples = [make_sample(task, [5, 30, 2, 9, 14, 0], seed) for seed in range(3)]
+    recorder = Recorder(fails_from)
+    engine = graphing(monkeypatch, recorder)
+    with caplog.at_level(logging.INFO):
+        generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=40, engine=engine)
+        for sample in samples:
+            expected = fairseq_greedy([verifier], task, sample, max_len_b=40)
+            assert_same_output(generator.generate([], sample), expected)
+    (line,) = [message for message in caplog.messages if "CUDA graphs" in message]
+    assert "operation would make the capture fail" in line and "--no-cuda-graphs" in line and "\n" not in line
+    assert recorder.captures == fails_from
+    # Decoders of this engine that are made later do not try.
+    again, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=40, engine=engine)
+    again.generate([], samples[0])
+    assert recorder.captures == fails_from and engine.graphs.failed
+
+
+def test_waiting_for_the_device_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What these tests rely on: a step that asks for a number of the device would be noticed."""
+    task = make_task(60)
+    verifier = make_transformer(task, 8)
+    embed = CachedDecoder._embed
+
+    def waits(self: CachedDecoder, *given: Any) -> torch.Tensor:
+        x = embed(self, *given)
+        assert x.sum().item() is not None
+        return x
+
+    monkeypatch.setattr(CachedDecoder, "_embed", waits)
+    engine = graphing(monkeypatch, Recorder())
+    generator, _ = make_generator([verifier], task, Options("greedy"), max_len_b=40, engine=engine)
+    generator.generate([], make_sample(task, [5, 7]))
+    assert engine.graphs.failed
+
+
+def test_switch() -> None:
+    task = make_task(60)
+    verifier = make_transformer(task, 8)
+    for off, eval_bleu, wanted in ((False, False, True), (True, False, False), (False, True, None)):
+        task.cfg.decoding_method, task.cfg.no_cuda_graphs, task.cfg.eval_bleu = "greedy", off, eval_bleu
+        task.cfg.no_compiled_steps = True
+        generator = task.build_generator([verifier], make_args(beam=1))
+        engine = generator.backend.method.verifier.engine
+        assert (None if engine.graphs is None else engine.graphs.are_on) == wanted
+        if engine.graphs is not None:
+            assert engine.graphs.capture is capture_on_cuda and engine.graphs.device_type == "cuda"
+        assert type(cached_decoder(verifier.decoder, engine)) is CachedDecoder, "on a CPU"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("drafter_options", [{}, {"drafter_attention": "full"}, {"drafter_context": "features"}])
+def test_cuda_graphs(drafter_options: dict[str, Any]) -> None:
+    task = make_task(60)
+    verifier = make_transformer(task, 8)
+    drafter = make_drafter(task, 9, verifier=verifier, **drafter_options)
+    verifier.cuda(), drafter.cuda()
+    samples = [utils.move_to_cuda(make_sample(task, [5, 30, 2, 9, 14, 0, 22, 7], seed)) for seed in range(4)]
+    expected = [ids(fairseq_greedy([verifier], task, sample, max_len_b=40)) for sample in samples]
+    outputs = []
+    for wanted in (True, False):
+        engine = Engine(graphs=Graphs(enabled=wanted))
+        generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=40, engine=engine)
+        outputs.append([ids(generator.generate([], sample)) for sample in samples])
+        assert any(decoder.steps.graphs for decoder in decoders(generator)) == wanted
+        assert not engine.graphs.failed and (engine.graphs.captures > 0) == wanted
+    assert outputs == [expected, expected]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_on_a_gpu(dtype: torch.dtype) -> None:
+    """The ids of `greedy` on one sentence at a time, launched, captured and replayed."""
+    task = make_task(60)
+    verifier = make_transformer(task, 8).to(dtype).cuda()
+    drafter = make_drafter(task, 9, verifier=verifier, drafter_context="features").to(dtype).cuda()
+    search = {"max_len_a": 0, "max_len_b": 30}
+    engine = Engine(graphs=Graphs(), batch_invariant=True)
+    greedy, _ = make_generator([verifier], task, Options("greedy"), engine=engine, **search)
+    sample = make_sample(task, [5, 30, 2, 9, 14, 0, 22, 7])
+    sources = sample["net_input"]["src_tokens"]
+    expected = []
+    for row in sources:
+        tokens = row[row != task.source_dictionary.pad()][None]
+        alone = {"net_input": {"src_tokens": tokens, "src_lengths": torch.tensor([tokens.size(1)])}}
+        expected += ids(greedy.generate([], utils.move_to_cuda(alone)))
+    generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, engine=engine, **search)
+    for _ in range(4):
+        assert ids(generator.generate([], utils.move_to_cuda(sample))) == expected
+    assert engine.graphs.are_on and engine.graphs.replays > 0

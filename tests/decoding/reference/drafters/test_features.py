@@ -1,0 +1,310 @@
+"""Drafters that read the verifier's states: training equals decoding, and another verifier is refused."""
+
+import math
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_plugins.criterions.glat_loss import GlatLoss
+from fairseq_plugins.data.block_masking import Blocks, glance, sample_blocks
+from fairseq_plugins.decoding import weights
+from fairseq_plugins.decoding.checks import check_fit
+from fairseq_plugins.decoding.reference.drafters.features import FeatureDrafter
+from fairseq_plugins.decoding.reference.drafters.masked_decoder import DraftOptions
+from fairseq_plugins.decoding.reference.engine import Engine
+from fairseq_plugins.decoding.reference.search import GreedySearch
+from fairseq_plugins.decoding.reference.search.rules import accept_all
+from fairseq_plugins.decoding.reference.state import Draft
+from fairseq_plugins.decoding.reference.verifier import Verifier
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.models.block_nat import BlockNat
+from fairseq_plugins.models.verifier_features import FeatureReader
+from tests.strategies import FEATURE_DRAFTERS, TRANSFORMERS, UNSHRUNK, example_count, fitting
+from tests.support import (
+    Options,
+    make_args,
+    make_drafter,
+    make_sample,
+    make_state,
+    make_task,
+    make_transformer,
+)
+
+FEATURES = {"drafter_context": "features"}
+VOCABULARY = 30
+
+
+def make_targets(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return random targets with EOS and fairseq's decoder input for them."""
+    target = torch.full((len(lengths), max(lengths) + 1), 1)
+    for row, length in enumerate(lengths):
+        target[row, : length + 1] = torch.cat([torch.randint(4, VOCABULARY, (length,)), torch.tensor([2])])
+    previous = torch.where(target == 2, 1, target).roll(1, 1)
+    previous[:, 0] = 2
+    return target, previous
+
+
+def make_blocks(model: BlockNat, target: torch.Tensor, previous: torch.Tensor, size: int, count: int) -> Blocks:
+    generator = torch.Generator().manual_seed(4)
+    return sample_blocks(target, previous, size, count, "features", 1, model.decoder.mask_id, generator)
+
+
+@settings(UNSHRUNK, max_examples=example_count(25))
+@given(
+    options=TRANSFORMERS,
+    drafter_options=FEATURE_DRAFTERS,
+    small_bytes=st.sampled_from([2**22, 0]),
+    seed=st.integers(0, 1000),
+)
+@torch.no_grad()
+def test_training_equals_decoding(
+    options: dict[str, Any], drafter_options: dict[str, Any], small_bytes: int, seed: int
+) -> None:
+    """Log-probabilities of a training block equal those of a draft after a verified prefix."""
+    drafter_options = {**drafter_options, "transition_rank": 0, "transition_state": 0}  # see test_transition.py
+    task = make_task(VOCABULARY)
+    verifier = make_transformer(task, seed, **options)
+    model = make_drafter(task, seed + 1, block_size=4, verifier=verifier, **fitting(drafter_options, options))
+    lengths, sources = [6, 3, 0, 9], [5, 2, 7, 1]
+    sample = make_sample(task, sources, seed)
+    target, previous = make_targets(lengths)
+    blocks = make_blocks(model, target, previous, 4, 3)
+    encoder_out = model.encoder(**sample["net_input"])
+    features, _ = model._verifier_states(previous, encoder_out)
+    logits = model.decoder.output_layer(model.decoder.block_hidden(blocks, encoder_out, features))
+    log_probs = logits.log_softmax(-1)
+
+    engine = Engine()
+    judge = Verifier([verifier], engine, feature_layers=model.decoder.reader.feature_layers)
+    prefixes = blocks.positions[:, blocks.prefix_width :].view(4, 3, 4)[:, :, 0]
+    tokens = torch.cat([previous, torch.full((4, 20), 1)], dim=1)
+    begin = make_state(tokens, [0] * 4, 25)
+    for block in range(3):
+        prefix, expected = prefixes[:, block], log_probs.view(4, 3, 4, -1)[:, block]
+        with mock.patch.object(weights, "_SMALL_BYTES", small_bytes):
+            drafter = FeatureDrafter(model, 4, engine, DraftOptions(keep_log_probs=True))
+        drafter.start(sample, judge.start(sample))
+        drafted, empty = drafter.draft(begin), prefix == 0
+        torch.testing.assert_close(drafted.log_probs[empty], expected[empty], rtol=1e-3, atol=2e-4)
+        if empty.all():
+            continue
+        # The prefix is one accepted draft, without its last token, which is the verifier's own.
+        gained = prefix.clamp(min=1)
+        draft = Draft(tokens[:, 1 : int(gained.max())], num_drafted=gained - 1)
+        advance = GreedySearch(accept_all).advance(begin, draft, judge.verify(begin, draft))
+        assert advance.host_emitted == gained.tolist()
+        drafter.observe(advance)
+        drafted = drafter.draft(make_state(tokens, gained.tolist(), 25))
+        torch.testing.assert_close(drafted.log_probs[~empty], expected[~empty], rtol=1e-3, atol=2e-4)
+
+
+@torch.no_grad()
+def test_blocks_are_independent_and_causal() -> None:
+    task = make_task(VOCABULARY)
+    verifier = make_transformer(task, 0)
+    model = make_drafter(task, 1, verifier=verifier, **FEATURES)
+    sample = make_sample(task, [5, 2, 7])
+    target, previous = make_targets([6, 3, 8])
+    blocks = make_blocks(model, target, previous, 3, 2)
+    encoder_out = model.encoder(**sample["net_input"])
+    features, _ = model._verifier_states(previous, encoder_out)
+    hidden = model.decoder.block_hidden(blocks, encoder_out, features)
+    anchors = blocks.positions[:, blocks.prefix_width]  # of the first blocks
+    later = torch.arange(features.size(1)) >= anchors[:, None]
+    blocks.tokens[:, blocks.prefix_width + 3 :] = 7
+    changed = model.decoder.block_hidden(blocks, encoder_out, features.masked_fill(later[:, :, None], 100.0))
+    torch.testing.assert_close(changed[:, :3], hidden[:, :3])
+    assert not torch.allclose(changed[:, 3:], hidden[:, 3:])
+
+
+@torch.no_grad()
+def test_copy_of_all_layers_predicts_the_verifiers_next_token() -> None:
+    task = make_task(VOCABULARY)
+    verifier = make_transformer(task, 0)
+    model = make_drafter(task, 1, verifier=verifier, activation_fn="relu", **FEATURES)
+    decoder, layers = model.decoder, len(verifier.decoder.layers)
+    decoder.reader = FeatureReader(decoder.reader.feature_layers, layers, decoder.embed_dim)
+    assert len(decoder.layers) == layers
+    copied = {name: value for name, value in verifier.decoder.state_dict().items() if not name.startswith("embed")}
+    decoder.load_state_dict({**decoder.state_dict(), **copied})
+    sample = make_sample(task, [5, 2, 7])
+    target, previous = make_targets([6, 3, 8])
+    blocks = make_blocks(model, target, previous, 3, 2)
+    encoder_out = model.encoder(**sample["net_input"])
+    features, _ = model._verifier_states(previous, encoder_out)
+    first = decoder.output_layer(decoder.block_hidden(blocks, encoder_out, features))[:, blocks.draft_positions == 1]
+    own = verifier.decoder(previous, encoder_out=encoder_out)[0]
+    anchors = blocks.positions[:, blocks.prefix_width :][:, blocks.draft_positions == 1]
+    expected = own.gather(1, anchors[:, :, None].expand(-1, -1, VOCABULARY))
+    torch.testing.assert_close(first, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_block_inputs() -> None:
+    target, previous = make_targets([6, 3])
+    model = make_drafter(make_task(VOCABULARY), 1, verifier=make_transformer(make_task(VOCABULARY)), **FEATURES)
+    blocks = make_blocks(model, target, previous, 3, 2)
+    assert blocks.draft_positions.tolist() == [1, 2, 3, 1, 2, 3]
+    for row in range(2):
+        for block in range(2):
+            columns = slice(blocks.prefix_width + 3 * block, blocks.prefix_width + 3 * block + 3)
+            anchor = int(blocks.positions[row, columns][0])
+            assert blocks.tokens[row, columns].tolist() == [int(previous[row, anchor]), *[model.decoder.mask_id] * 2]
+            expected = [*target[row, anchor : anchor + 3].tolist(), 1, 1, 1][:3]
+            assert blocks.targets[row, 3 * block : 3 * block + 3].tolist() == expected
+            visible_counts = blocks.visible[row, 3 * block : 3 * block + 3, : blocks.prefix_width].sum(1)
+            assert visible_counts.tolist() == [anchor] * 3
+
+
+def test_glancing_reveals_the_next_input() -> None:
+    target, previous = make_targets([8, 8, 8])
+    model = make_drafter(make_task(VOCABULARY), 1, verifier=make_transformer(make_task(VOCABULARY)), **FEATURES)
+    blocks = make_blocks(model, target, previous, 4, 2)
+    glanced = glance(blocks, torch.zeros_like(blocks.targets), 0.9, 1)
+    revealed = (glanced.targets == 1) & (blocks.targets != 1)
+    assert revealed.any() and not revealed.view(3, 2, 4)[:, :, -1].any()
+    expected = torch.where(revealed.roll(1, 1), blocks.targets.roll(1, 1), blocks.masks)
+    assert torch.equal(glanced.masks, expected)
+    place = revealed.nonzero()[0]
+    position = int(blocks.positions[place[0], blocks.prefix_width + place[1]])
+    assert glanced.masks[place[0], place[1] + 1] == target[place[0], position]
+
+
+def test_copied_layers_read_the_verifiers_inputs() -> None:
+    """Before training, layer i + 1 reads nearly the same inputs as the verifier's layer i + 1."""
+    task = make_task(VOCABULARY)
+    verifier = make_transformer(task, 0)
+    # Without make_drafter(), which scales weights up.
+    model = BlockNat.build_model(make_args(block_size=4, **FEATURES), task, verifier=verifier)
+    assert model.decoder.reader.feature_layers == [0, 1, 2]
+    features = torch.randn(2, 5, 48)
+    states, added = model.decoder.reader(features)
+    assert states.shape == (2, 2, 5, 16) and added.shape == (2, 5, 16) and not added.any()
+    for layer in range(2):
+        chosen = features[..., 16 * layer : 16 * (layer + 1)]
+        correlation = torch.corrcoef(torch.stack([states[layer].flatten(), chosen.flatten()]))[0, 1]
+        assert correlation > 0.97
+
+
+@pytest.mark.parametrize("gain", [0.0, 3.0])
+def test_loss_by_hand(gain: float) -> None:
+    """--position-decay weighs the i-th token exp(-(i-1)/gamma); --soft-targets mixes in the verifier's distribution."""
+    task = make_task(VOCABULARY)
+    verifier = make_transformer(task, 0)
+    model = make_drafter(task, 1, verifier=verifier, **FEATURES).eval()
+    sample = make_sample(task, [5, 2])
+    target, previous = make_targets([6, 3])
+    blocks = make_blocks(model, target, previous, 3, 2)
+    sample |= {"target": target, "blocks": blocks, "glancing_ratio": 0.0, "ntokens": 11}
+    sample["net_input"]["prev_output_tokens"] = previous
+    loss, size, _ = GlatLoss(task, 0.0, position_decay=gain, soft_targets=0.25)(model, sample)
+
+    source = {name: sample["net_input"][name] for name in ("src_tokens", "src_lengths")}
+    scores = verifier(**source, prev_output_tokens=previous)[0].log_softmax(-1)
+    output = model(**source, blocks=blocks)
+    log_probs = iter(output["logits"].log_softmax(-1))
+    expected, weights = 0.0, 0.0
+    for row, column in (blocks.targets != 1).nonzero().tolist():
+        place = int(blocks.draft_positions[column])
+        position = int(blocks.positions[row, blocks.prefix_width + column])
+        weight = math.exp(-(place - 1) / gain) if gain else 1.0
+        ours, theirs = next(log_probs), scores[row, position]
+        divergence = (theirs.exp() * (theirs - ours)).sum()
+        expected += weight * (0.75 * -ours[blocks.targets[row, column]] + 0.25 * divergence)
+        weights += weight
+    assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-4)
+    assert float(size) == pytest.approx(weights, rel=1e-5)
+
+
+def test_only_own_weights_are_trained_and_saved() -> None:
+    task = make_task(VOCABULARY)
+    verifier = make_transformer(task, 0)
+    model = make_drafter(task, 1, verifier=verifier, **FEATURES).train()
+    names = set(model.state_dict())
+    assert not [name for name in names if name.startswith(("encoder.", "verifier_decoder."))]
+    assert not [name for name in names if "embed_tokens" in name or "output_projection" in name]
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained <= names and "decoder.reader.linear.weight" in trained
+    assert not verifier.decoder.training and not verifier.encoder.training and model.decoder.training
+    before = {name: value.clone() for name, value in verifier.state_dict().items()}
+    again = make_drafter(task, 5, verifier=verifier, **FEATURES)
+    again.load_state_dict(model.state_dict())
+    assert all(torch.equal(value, before[name]) for name, value in verifier.state_dict().items())
+    torch.testing.assert_close(again.decoder.reader.linear.weight, model.decoder.reader.linear.weight)
+    other = make_drafter(task, 5, verifier=make_transformer(task, 9), **FEATURES)
+    with pytest.raises(ConfigurationError, match="another verifier"):
+        other.load_state_dict(model.state_dict())
+
+
+def test_verifier_tuning_by_hand() -> None:
+    """The verifier's loss is added to the drafter's, weighted by token; both train the verifier; both are saved."""
+    task = make_task(VOCABULARY)
+    verifier = make_transformer(task, 0)
+    model = make_drafter(task, 1, verifier=verifier, tune_verifier=True, **FEATURES).train()
+    assert verifier.encoder.training and verifier.decoder.training
+    model.eval()
+    sample = make_sample(task, [5, 2])
+    target, previous = make_targets([6, 3])
+    blocks = make_blocks(model, target, previous, 3, 2)
+    sample |= {"target": target, "blocks": blocks, "glancing_ratio": 0.0, "ntokens": 11}
+    sample["net_input"]["prev_output_tokens"] = previous
+    alone, size, _ = GlatLoss(task, 0.0, verifier_loss=0.0)(model, sample)
+    loss, _, logged = GlatLoss(task, 0.0, verifier_loss=0.5)(model, sample)
+    log_probs = verifier(**sample["net_input"])[0].log_softmax(-1)
+    own = -log_probs.gather(2, target[:, :, None])[target != 1].sum()
+    assert float(logged["verifier_nll"]) == pytest.approx(float(own), rel=1e-4)
+    assert float(loss - alone) == pytest.approx(0.5 * size / 11 * float(own), rel=1e-3)
+
+    alone.backward()
+    reached = [verifier.encoder.layers[0].fc1.weight, verifier.decoder.layers[1].fc1.weight]
+    assert all(weight.grad is not None and weight.grad.any() for weight in reached)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    assert {"encoder.embed_tokens.weight", "verifier_decoder.layers.0.fc1.weight"} <= set(state)
+    # A resumed training restores its tuned verifier.
+    before = reached[0].clone()
+    with torch.no_grad():
+        reached[0].add_(1.0)
+    model.load_state_dict(state)
+    assert torch.equal(reached[0], before)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"feature_layers": "7"}, "--feature-layers 7.*2 layers"),
+        ({"feature_layers": "1,x"}, "--feature-layers 1,x"),
+        ({"feature_layers": "-1"}, "--feature-layers -1"),
+        ({"drafter_attention": "full"}, "--drafter-attention full"),
+    ],
+)
+def test_invalid_options_are_refused(options: dict[str, Any], match: str) -> None:
+    task = make_task(VOCABULARY)
+    with pytest.raises(ConfigurationError, match=match):
+        make_drafter(task, verifier=make_transformer(task), **FEATURES, **options)
+
+
+def test_invalid_use_is_refused() -> None:
+    task = make_task(VOCABULARY)
+    verifier = make_transformer(task)
+    with pytest.raises(ConfigurationError, match="--drafter-context features.*--verifier-path"):
+        make_drafter(task, **FEATURES)
+    model = make_drafter(task, verifier=verifier, **FEATURES)
+    with pytest.raises(ConfigurationError, match="--decoder nat.*--decoder gad"):
+        alone = Options("nat")
+        check_fit(alone.spec, alone.options, alone.context([verifier], model, task))
+    with pytest.raises(ConfigurationError, match="--position-decay -1"):
+        GlatLoss(task, 0.1, position_decay=-1.0)
+    with pytest.raises(ConfigurationError, match="--soft-targets 1.5"):
+        GlatLoss(task, 0.1, soft_targets=1.5)
+    with pytest.raises(ConfigurationError, match="--verifier-loss -1"):
+        GlatLoss(task, 0.1, verifier_loss=-1.0)
+    with pytest.raises(ConfigurationError, match="--tune-verifier.*--drafter-context features"):
+        make_drafter(task, tune_verifier=True)
+    tokens, (target, previous) = make_drafter(task), make_targets([3])
+    blocks = sample_blocks(target, previous, 3, 1, "prefix-causal", 1, tokens.decoder.mask_id)
+    net_input = make_sample(task, [4])["net_input"]
+    with pytest.raises(ConfigurationError, match="--soft-targets.*--drafter-context features"):
+        tokens(**net_input, blocks=blocks, soft_targets=True)

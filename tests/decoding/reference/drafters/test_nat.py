@@ -1,0 +1,205 @@
+"""The trained drafter in decoding: its cache changes no draft, also in ragged batches."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fairseq_plugins.decoding.reference.drafters.masked_decoder import DraftOptions
+from fairseq_plugins.decoding.reference.drafters.nat import NatDrafter
+from fairseq_plugins.decoding.reference.engine import Engine
+from fairseq_plugins.decoding.reference.state import DecodingState, Draft
+from fairseq_plugins.models.block_nat import BlockNat
+from tests.strategies import DRAFTERS, SEARCHES, SOURCES, TRANSFORMERS, UNSHRUNK, example_count, fitting
+from tests.support import (
+    Options,
+    assert_same_output,
+    decode,
+    fairseq_greedy,
+    ids,
+    make_drafter,
+    make_sample,
+    make_state,
+    make_task,
+    make_transformer,
+)
+
+
+def fresh_log_probs(
+    model: BlockNat, width: int, sample: dict[str, Any], encoder: Any, row: int, known: Tensor
+) -> Tensor:
+    """Return log-probabilities [width, V] of a drafter without cache, for one sentence without padding.
+
+    `known` [L] are the tokens so far.
+    """
+    source = sample["net_input"]["src_tokens"][row]
+    source = source[source != 1][None]
+    net_input = {"src_tokens": source, "src_lengths": torch.tensor([source.size(1)])}
+    alone = NatDrafter(model, width, Engine(), DraftOptions(keep_log_probs=True))
+    alone.start({"net_input": net_input}, encoder(**net_input))
+    alone.num_uncached = known.numel()
+    length = known.numel() - 1
+    log_probs = alone.draft(make_state(known[None], [length], length + width)).log_probs
+    assert log_probs is not None
+    return log_probs[0]
+
+
+class CheckedDrafter(NatDrafter):
+    """Checks every draft against a drafter without cache, then mixes in tokens of the known output.
+
+    A random drafter is hardly ever right; with some right tokens sentences advance by different counts.
+    """
+
+    def __init__(self, model: BlockNat, block_size: int, outputs: list[list[int]], encoder: Any, seed: int) -> None:
+        super().__init__(model, block_size, Engine(), DraftOptions(keep_log_probs=True))
+        self.outputs = outputs
+        self.verifier_encoder = encoder
+        self.generator = random.Random(seed)
+        self.sentences: list[int] = []
+        self.sample: dict[str, Any] = {}
+
+    def start(self, sample: dict[str, Any], encoder_out: Any) -> None:
+        super().start(sample, encoder_out)
+        self.sample, self.sentences = sample, list(range(len(self.outputs)))
+
+    def draft(self, state: DecodingState) -> Draft:
+        draft = super().draft(state)
+        assert draft.tokens.size(1) == max(0, min(self.block_size, state.max_len - state.span.shortest))
+        tokens = draft.tokens.clone()
+        for row, sentence in enumerate(self.sentences):
+            length = state.host_lengths[row]
+            if draft.log_probs is not None and self.generator.random() < 0.3:
+                known, encoder = state.tokens[row, : length + 1], self.verifier_encoder
+                expected = fresh_log_probs(self.model, tokens.size(1), self.sample, encoder, sentence, known)
+                torch.testing.assert_close(draft.log_probs[row], expected, rtol=1e-3, atol=2e-4)
+            right = self.outputs[sentence][length : length + self.generator.randint(0, tokens.size(1))]
+            tokens[row, : len(right)] = torch.tensor(right, dtype=torch.long)
+        return Draft(tokens)
+
+    def select_rows(self, rows: Tensor) -> None:
+        super().select_rows(rows)
+        self.sentences = [self.sentences[row] for row in rows.tolist()]
+
+
+@settings(UNSHRUNK, max_examples=example_count(40))
+@given(
+    options=TRANSFORMERS,
+    drafter_options=DRAFTERS,
+    sources=SOURCES,
+    block_size=st.sampled_from([1, 3, 8]),
+    search=SEARCHES,
+    seed=st.integers(0, 1000),
+)
+def test_drafts_do_not_depend_on_earlier_iterations(
+    options: dict[str, Any],
+    drafter_options: dict[str, Any],
+    sources: list[int],
+    block_size: int,
+    search: dict[str, Any],
+    seed: int,
+) -> None:
+    task = make_task(60)
+    verifier = make_transformer(task, seed, **options)
+    model = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options))
+    sample = make_sample(task, sources, seed)
+    expected = fairseq_greedy([verifier], task, sample, **search)
+    drafter = CheckedDrafter(model, block_size, ids(expected), verifier.encoder, seed)
+    drafted, stats = decode([verifier], task, sample, drafter, **search)
+    assert_same_output(drafted, expected)
+    if block_size > 1 and max(sentence.tokens for sentence in stats) > 8:
+        assert sum(sentence.iterations for sentence in stats) < sum(sentence.tokens for sentence in stats)
+
+
+@pytest.mark.parametrize("attention", ["prefix-causal", "full"])
+def test_accepted_tokens_are_cached(monkeypatch: pytest.MonkeyPatch, attention: str) -> None:
+    """With prefix-causal attention an iteration runs the new tokens and the masks, with full attention all tokens."""
+    task = make_task(60)
+    verifier, model = make_transformer(task, 3, ending=False), make_drafter(task, 4, drafter_attention=attention)
+    drafter, widths = NatDrafter(model, 5, Engine()), []
+    step = drafter.decoder.cached.step
+
+    def spy(tokens: Tensor, *arguments: Any, **named: Any) -> Tensor:
+        widths.append(tokens.size(1))
+        return step(tokens, *arguments, **named)
+
+    monkeypatch.setattr(drafter.decoder.cached, "step", spy)
+    _, stats = decode([verifier], task, make_sample(task, [6]), drafter, max_len_b=30)
+    before = [sum(stats[0].emitted[:index]) for index in range(len(widths))]
+    gained = [1, *stats[0].emitted][: len(widths)]
+    masks = [min(5, 30 - length) for length in before]
+    cached = [new + mask for new, mask in zip(gained, masks, strict=True)]
+    everything = [length + 1 + mask for length, mask in zip(before, masks, strict=True)]
+    assert widths == (cached if attention == "prefix-causal" else everything)
+
+
+def test_ragged_batches_run_new_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In ragged batches an iteration runs the most tokens that a sentence gained, and the masks."""
+    task = make_task(60)
+    verifier, model = make_transformer(task, 3, ending=False), make_drafter(task, 4)
+    sample = make_sample(task, [6, 0, 9])
+    outputs = ids(fairseq_greedy([verifier], task, sample, max_len_b=60))
+    drafter, widths = CheckedDrafter(model, 5, outputs, verifier.encoder, 0), []
+    step = drafter.decoder.cached.step
+
+    def spy(tokens: Tensor, *arguments: Any, **named: Any) -> Tensor:
+        widths.append(tokens.size(1))
+        return step(tokens, *arguments, **named)
+
+    monkeypatch.setattr(drafter.decoder.cached, "step", spy)
+    _, stats = decode([verifier], task, sample, drafter, max_len_b=60)
+    # While all three are active and none is near the limit.
+    together = min(sentence.iterations for sentence in stats) - 3
+    gains = [max(sentence.emitted[turn] for sentence in stats) for turn in range(together)]
+    assert together > 5 and len({sum(s.emitted[:together]) for s in stats}) > 1
+    assert widths[: together + 1] == [1 + 5, *(gain + 5 for gain in gains)]
+
+
+@pytest.mark.parametrize("attention", ["prefix-causal", "full"])
+@torch.no_grad()
+def test_nat_decoder_emits_its_drafts(attention: str) -> None:
+    """`--decoder nat`: blocks follow each other until EOS or the limit, scores are the drafter's."""
+    task = make_task(60)
+    model = make_drafter(task, 4, block_size=4, drafter_attention=attention)
+    sample = make_sample(task, [6, 0, 15])
+    drafted, stats = decode([model], task, sample, Options("nat"), model, max_len_b=10, min_len=0)
+    for row, hypothesis in enumerate(drafted):
+        tokens, scores = hypothesis[0]["tokens"], hypothesis[0]["positional_scores"]
+        assert tokens[-1] == 2 and 2 not in tokens[:-1] and len(tokens) <= 11
+        assert stats[row].iterations == -(-len(tokens) // 4)
+        for done in range(0, len(tokens), 4):
+            known = torch.cat([torch.tensor([2]), tokens[:done]])
+            log_probs = fresh_log_probs(model, min(4, 11 - done), sample, model.encoder, row, known)
+            log_probs[:, 1] = -torch.inf
+            for position, token in enumerate(tokens[done : done + 4].tolist(), done):
+                # The eleventh token must be EOS.
+                assert position == 10 or token == int(log_probs[position - done].argmax())
+                expected = float(log_probs[position - done, token])
+                assert float(scores[position]) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("attention", ["prefix-causal", "full"])
+@pytest.mark.parametrize("active", [0, 2])
+def test_nat_decoder_respects_fairseqs_limits(attention: str, active: int) -> None:
+    """Output has no pad and an EOS between minimum and maximum length."""
+    task = make_task(12)
+    sample, lengths = make_sample(task, [6, 0, 15, 3, 9, 1, 2]), set()
+    for seed in range(6):
+        model = make_drafter(task, seed, block_size=4, drafter_attention=attention)
+        # Its most frequent words become EOS and padding.
+        free = ids(decode([model], task, sample, Options("nat"), model, max_len_b=9)[0])
+        often = [token for token, _ in Counter(token for tokens in free for token in tokens).most_common(3)]
+        weight = model.decoder.output_projection.weight.data
+        for token, special in zip([token for token in often if token > 2], (2, 1), strict=False):
+            weight[[token, special]] = weight[[special, token]]
+        search = {"max_len_b": 9, "min_len": 6, "active_sentences": active}
+        for hypothesis in decode([model], task, sample, Options("nat"), model, **search)[0]:
+            tokens = hypothesis[0]["tokens"].tolist()
+            assert 7 <= len(tokens) <= 10 and tokens[-1] == 2 and not {1, 2} & set(tokens[:-1])
+            assert hypothesis[0]["positional_scores"].isfinite().all()
+            lengths.add(len(tokens))
+    assert len(lengths) > 1

@@ -1,0 +1,237 @@
+"""Many tokens at once, rolling back and dropping rows give what fairseq's decoder gives."""
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from fairseq.models.fconv import FConvDecoder
+from fairseq.models.lightconv import LightConvModel
+from fairseq.models.lightconv import base_architecture as lightconv_base
+from fairseq.models.transformer import TransformerModel
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_plugins.decoding.reference.cached_decoder import SLOT_INCREMENT, CachedDecoder
+from fairseq_plugins.decoding.reference.encoder import FusedEncoder
+from fairseq_plugins.decoding.reference.engine import Engine
+from fairseq_plugins.decoding.reference.layout import Chain, Span
+from fairseq_plugins.decoding.reference.state import DecodingState, Draft
+from fairseq_plugins.decoding.reference.verifier import Verifier
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.models.support import unsupported_reason
+from tests.strategies import TRANSFORMERS, UNSHRUNK, example_count
+from tests.support import (
+    Options,
+    ScriptedDrafter,
+    always_right,
+    always_wrong,
+    decode,
+    fairseq_greedy,
+    ids,
+    make_args,
+    make_generator,
+    make_sample,
+    make_task,
+    make_transformer,
+)
+
+
+def teacher_forced(model: TransformerModel, sample: dict[str, Any], tokens: torch.Tensor) -> torch.Tensor:
+    """fairseq's own decoder output [B, T, V] for these inputs."""
+    net_input = sample["net_input"]
+    with torch.no_grad():
+        return model(net_input["src_tokens"], net_input["src_lengths"], tokens)[0]
+
+
+@pytest.fixture(params=["any shapes", "fixed shapes"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """PyTorch's operations, as they are and in fixed shapes."""
+    return Engine(batch_invariant=request.param == "fixed shapes")
+
+
+@settings(UNSHRUNK, max_examples=example_count(25))
+@given(options=TRANSFORMERS, cuts=st.lists(st.integers(1, 5), min_size=1, max_size=4), seed=st.integers(0, 500))
+@torch.no_grad()
+def test_steps_of_any_size_equal_fairseqs_decoder(
+    engine: Engine, options: dict[str, Any], cuts: list[int], seed: int
+) -> None:
+    task = make_task(30)
+    model = make_transformer(task, seed, ending=False, **options)
+    sample = make_sample(task, [7, 0, 3], seed)
+    tokens = torch.randint(4, 30, (3, sum(cuts)), generator=torch.Generator().manual_seed(seed))
+    expected = teacher_forced(model, sample, tokens)
+    cached = CachedDecoder(model.decoder, engine)
+    cached.start(FusedEncoder(model.encoder, engine)(sample["net_input"]))
+    outputs, done = [], 0
+    for width in cuts:
+        lengths = torch.full((3,), done)
+        hidden = cached.step(tokens[:, done : done + width], Chain(lengths, Span(done, done), width))
+        outputs.append(cached.project(hidden))
+        done += width
+    torch.testing.assert_close(torch.cat(outputs, dim=1), expected, rtol=1e-4, atol=2e-5)
+    assert cached.capacity - SLOT_INCREMENT < sum(cuts) <= cached.capacity
+
+
+@torch.no_grad()
+def test_ragged_steps_rolling_back_and_dropping_rows(engine: Engine) -> None:
+    task = make_task(30)
+    model = make_transformer(task, 1)
+    sample = make_sample(task, [7, 0, 3], 1)
+    tokens = torch.randint(4, 30, (3, 9), generator=torch.Generator().manual_seed(1))
+    expected = teacher_forced(model, sample, tokens)
+    cached = CachedDecoder(model.decoder, engine)
+    cached.start(model.encoder.forward_torchscript(sample["net_input"]))
+    # A wrong draft after 2, 4 and 3 right tokens ...
+    lengths = torch.tensor([2, 4, 3])
+    wrong = tokens[:, :7].clone()
+    wrong[torch.arange(7) >= lengths[:, None]] = 4
+    cached.step(wrong, Chain(torch.zeros(3, dtype=torch.long), Span(0, 0), 7))
+    # ... is overwritten from each sentence's own length.
+    slot = lengths[:, None] + torch.arange(3)
+    again = cached.project(cached.step(tokens.gather(1, slot), Chain(lengths, Span(2, 4), 3)))
+    torch.testing.assert_close(again, expected.gather(1, slot[:, :, None].expand(-1, -1, 30)), rtol=1e-4, atol=2e-5)
+    # Rows 2 and 0 go on, in this order.
+    cached.select_rows(torch.tensor([2, 0]))
+    lengths = lengths[[2, 0]] + 3
+    slot = lengths[:, None] + torch.arange(2)
+    last = cached.project(cached.step(tokens[[2, 0]].gather(1, slot), Chain(lengths, Span(5, 6), 2)))
+    expected_rows = expected[[2, 0]].gather(1, slot[:, :, None].expand(-1, -1, 30))
+    torch.testing.assert_close(last, expected_rows, rtol=1e-4, atol=2e-5)
+
+
+@settings(UNSHRUNK, max_examples=example_count(20))
+@given(options=TRANSFORMERS, sources=st.lists(st.integers(0, 12), min_size=1, max_size=4), seed=st.integers(0, 500))
+@torch.no_grad()
+def test_fused_encoder_equals_fairseqs(engine: Engine, options: dict[str, Any], sources: list[int], seed: int) -> None:
+    task = make_task(30)
+    model = make_transformer(task, seed, ending=False, **options)
+    net_input = make_sample(task, sources, seed)["net_input"]
+    encoder = FusedEncoder(model.encoder, engine)
+    assert encoder.layers is not None
+    ours, theirs = encoder(net_input), model.encoder.forward_torchscript(net_input)
+    assert torch.equal(ours["encoder_padding_mask"][0], theirs["encoder_padding_mask"][0])
+    real = ~theirs["encoder_padding_mask"][0]
+    for name, rows in (("encoder_out", real.T), ("encoder_embedding", real)):
+        torch.testing.assert_close(ours[name][0][rows], theirs[name][0][rows], rtol=1e-4, atol=2e-5)
+
+
+def test_unknown_encoder_runs_as_it_is(engine: Engine) -> None:
+    task = make_task(30)
+    model = make_transformer(task, 0)
+
+    class Other(type(model.encoder)):  # type: ignore[misc]
+        def forward_embedding(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward_embedding(*args, **kwargs)
+
+    model.encoder.__class__ = Other
+    assert FusedEncoder(model.encoder, engine).layers is None
+
+
+@pytest.mark.parametrize("width", [0, 1, 5, 12])
+@pytest.mark.parametrize("right", [True, False])
+def test_cache_holds_the_sentence_and_one_draft(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, width: int, right: bool
+) -> None:
+    """The verifier's cache never has more slots than the longest output and k, rounded up."""
+    task = make_task(100)
+    model = make_transformer(task, 8, share_decoder_input_output_embed=True)
+    sample = make_sample(task, [0, 3, 30, 7, 12])
+    outputs = ids(fairseq_greedy([model], task, sample, max_len_b=40))
+    sizes: list[tuple[int, int, int]] = []
+    verify = Verifier.verify
+
+    def spy(self: Verifier, state: DecodingState, draft: Draft) -> Any:
+        result = verify(self, state, draft)
+        cached = self.decoders[0]
+        sizes.append((cached.capacity, max(state.host_lengths), cached.cache.size(1)))
+        assert cached.cache.size(1) == state.tokens.size(0)
+        return result
+
+    monkeypatch.setattr(Verifier, "verify", spy)
+    script = always_right(outputs) if right else always_wrong(outputs)
+    decode([model], task, sample, ScriptedDrafter(script, width), engine=engine, max_len_b=40)
+    longest = max(map(len, outputs))
+    assert max(capacity for capacity, _, _ in sizes) < longest + width + SLOT_INCREMENT
+    # Slots 0 .. length - 1 are final; the last token and the draft stand after them.
+    for index, (capacity, _, _) in enumerate(sizes):
+        assert capacity < max(length for _, length, _ in sizes[: index + 1]) + 1 + width + SLOT_INCREMENT
+    assert len({rows for *_, rows in sizes}) > 1, "finished sentences leave the cache"
+
+
+@pytest.mark.parametrize("by_steps", [False, True])
+def test_no_scores_are_kept_between_iterations(engine: Engine, by_steps: bool) -> None:
+    """No tensor of batch x draft x vocabulary outlives the iteration that computed it."""
+    task = make_task(700)
+    model = make_transformer(task, 2, ending=False)
+    sample = make_sample(task, [3, 5, 4], 2)
+    shapes: list[torch.Size] = []
+
+    def script(sentence: int, done: int, width: int) -> list[int]:
+        if sentence == 0:
+            large = [t for t in gc.get_objects() if torch.is_tensor(t) and t.dim() == 3 and t.size(-1) == 700]
+            shapes.extend(t.shape for t in large)
+        return [5] * width
+
+    generator, stats = make_generator([model], task, ScriptedDrafter(script, 4), engine=engine, max_len_b=12)
+    if by_steps:
+        for _ in generator.steps(sample):
+            pass
+    else:
+        generator.generate([], sample)
+    assert stats.iterations > 10 and not shapes
+
+
+def _light_convolutions() -> LightConvModel:
+    args = make_args(
+        encoder_layers=7,
+        decoder_layers=6,
+        encoder_conv_type="lightweight",
+        decoder_conv_type="lightweight",
+        weight_softmax=True,
+    )
+    lightconv_base(args)
+    return LightConvModel.build_model(args, make_task(30))
+
+
+def _decoder(**options: Any) -> Any:
+    return make_transformer(make_task(30), 0, ending=False, **options).decoder
+
+
+@pytest.mark.parametrize("decoder", ["greedy", "iad", "fast-beam"])
+def test_encoder_without_layers(decoder: str) -> None:
+    task = make_task(30)
+    model, sample = make_transformer(task, encoder_layers=0), make_sample(task, [3, 7, 1])
+    output, _ = decode([model], task, sample, Options(decoder), max_len_b=20)
+    assert ids(output) == ids(fairseq_greedy([model], task, sample, max_len_b=20))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: FConvDecoder(make_task(30).target_dictionary, convolutions=((16, 3),)), "FConvDecoder"),
+        (lambda: _light_convolutions().decoder, "LightConvDecoder"),
+        (lambda: _decoder(adaptive_softmax_cutoff="10,20"), "adaptive softmax"),
+        (lambda: _decoder(no_cross_attention=True), "--no-cross-attention"),
+        (lambda: _decoder(cross_self_attention=True), "--cross-self-attention"),
+        (lambda: _decoder(scale_heads=True), "--scale-heads"),
+        (lambda: _decoder(scale_fc=True), "--scale-fc"),
+        (lambda: _decoder(decoder_layers=0), "its decoder has no layers"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_by_name(make: Any, reason: str) -> None:
+    decoder = make()
+    assert reason in (unsupported_reason(decoder) or "")
+    with pytest.raises(ConfigurationError, match="--decoder beam"):
+        CachedDecoder(decoder, Engine())
+
+
+def test_changed_subclasses_are_refused() -> None:
+    decoder = _decoder()
+
+    class Changed(type(decoder)):  # type: ignore[misc]
+        def extract_features(self, *args: Any, **kwargs: Any) -> Any:
+            return super().extract_features(*args, **kwargs)
+
+    decoder.__class__ = Changed
+    assert "changes extract_features()" in (unsupported_reason(decoder) or "")

@@ -1,0 +1,161 @@
+"""Sampling: the same outputs with any drafts, batches and backends, drawn as fairseq's sampler draws them."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from fairseq.models.transformer import TransformerModel
+from fairseq.search import Sampling as FairseqSampling
+from fairseq.sequence_generator import SequenceGenerator
+
+from fairseq_plugins.decoding.native.model import NativeWeights
+from fairseq_plugins.decoding.reference.engine import Engine
+from fairseq_plugins.decoding.reference.noise import noise, noise_keys
+from fairseq_plugins.decoding.reference.sampling import Sampling
+from fairseq_plugins.tasks.spec_dec import SpecDecTask
+from tests.decoding.methods.test_blockwise import make_blockwise
+from tests.decoding.reference.drafters.test_vocabulary import counted
+from tests.support import Options, decode, ids, make_drafter, make_sample, make_task, make_transformer
+
+BACKENDS = {"torch": Engine(batch_invariant=True), "native": NativeWeights(batch_invariant=True)}
+SAMPLINGS = [Sampling(), Sampling(topk=3), Sampling(topp=0.7), Sampling(temperature=0.5), Sampling(10, temperature=1.5)]
+LIMITS = {"max_len_b": 10, "min_len": 2, "unk_penalty": 0.5}
+
+
+def expected(
+    model: TransformerModel, task: SpecDecTask, sample: dict[str, Any], sampling: Sampling, seed: int
+) -> list[list[int]]:
+    """Return samples token by token, from fairseq's model and the definitions of noise, top-k and top-p."""
+    dictionary, outputs = task.target_dictionary, []
+    for row, number in enumerate(sample["id"].tolist()):
+        inputs = {name: value[row : row + 1] for name, value in sample["net_input"].items()}
+        encoded, output = model.encoder(**inputs), [dictionary.eos()]
+        for position in range(LIMITS["max_len_b"] + 1):
+            logits = model.decoder(torch.tensor([output]), encoder_out=encoded)[0][0, -1]
+            scores = (logits / sampling.temperature).log_softmax(-1)
+            scores[dictionary.pad()] = -torch.inf
+            scores[dictionary.unk()] -= LIMITS["unk_penalty"]
+            if position < LIMITS["min_len"]:
+                scores[dictionary.eos()] = -torch.inf
+            if position == LIMITS["max_len_b"]:
+                scores[torch.arange(len(scores)) != dictionary.eos()] = -torch.inf
+            order = scores.argsort(descending=True)
+            kept = order
+            if sampling.topp:
+                kept = order[: int((scores[order].exp().cumsum(0) < sampling.topp).sum()) + 1]
+            elif sampling.topk:
+                kept = order[: sampling.topk]
+            key = noise_keys(seed, torch.tensor([number]), torch.tensor([0]))
+            noisy = scores + noise(key, torch.tensor([[position]]), len(scores))[0, 0]
+            output.append(int(kept[noisy[kept].argmax()]))
+            if output[-1] == dictionary.eos():
+                break
+        outputs.append(output[1:])
+    return outputs
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_outputs_are_the_best_noisy_scores_whatever_drafts(sampling: Sampling) -> None:
+    task = make_task(40)
+    model, sample = make_transformer(task, 3), make_sample(task, [3, 9, 5, 1])
+    sample["id"] = torch.tensor([4, 0, 70_000, 2])
+    want = expected(model, task, sample, sampling, seed=5)
+    reads_states = make_drafter(task, 4, 4, verifier=model, drafter_context="features", transition_rank=4)
+    drafter = make_drafter(task, 5, 4, verifier=model)
+    methods = [("greedy", None), ("gs-jacobi", None), ("gad", reads_states)]
+    native_methods = [("iad", None), ("jacobi", None), ("gad", drafter)]
+    for backend, engine in BACKENDS.items():
+        for name, model_of in methods + (native_methods if backend == "native" else []):
+            found, _ = decode(
+                [model], task, sample, Options(name), model_of, engine=engine,
+                sampling=sampling, seed=5, temperature=sampling.temperature, **LIMITS,
+            )  # fmt: skip
+            assert ids(found) == want, (backend, name)
+
+
+def test_blockwise_heads_draft_samples() -> None:
+    task, model = make_blockwise(3, 40)
+    found, want = {}, {}
+    for name, engine in BACKENDS.items():
+        options = {"engine": engine, "sampling": Sampling(topp=0.9, temperature=0.6), "temperature": 0.6, **LIMITS}
+        sample = make_sample(task, [3, 9, 5, 1])
+        want[name], _ = decode([model], task, sample, Options("greedy"), **options)
+        found[name], _ = decode([model], task, sample, Options("blockwise"), **options)
+        assert ids(found[name]) == ids(want[name])
+    assert ids(found["torch"]) == ids(found["native"])
+
+
+@pytest.mark.parametrize("kind", ["features", "tokens", "heads"])
+def test_drafts_of_both_backends_share_the_noise(kind: str) -> None:
+    """Iterations emit as many tokens; at a high temperature only tokens drafted with the same noise agree."""
+    task, model = make_blockwise(3, 40, identity_first_head=True)
+    sample, drafter, method = make_sample(task, [3, 9, 5, 1, 8, 30]), None, Options("blockwise")
+    if kind != "heads":
+        options = {"drafter_context": "features"} if kind == "features" else {}
+        drafter, method = make_drafter(task, 5, 4, verifier=model, transition_rank=4, **options), Options("gad", 4)
+        counted(drafter, list(range(2, 38, 2)))
+    counts = {}
+    for name, engine in BACKENDS.items():
+        _, stats = decode(
+            [model], task, sample, method, drafter, engine=engine,
+            sampling=Sampling(temperature=20.0), temperature=20.0, **LIMITS,
+        )  # fmt: skip
+        counts[name] = [sentence.emitted for sentence in stats]
+    assert counts["torch"] == counts["native"]
+    emitted = [count for sentence in counts["torch"] for count in sentence]
+    assert sum(emitted) > 1.25 * len(emitted)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_samples_of_a_sentence_are_those_of_batches_of_one(backend: str) -> None:
+    task = make_task(40)
+    model, sample = make_transformer(task, 3), make_sample(task, [3, 9, 5, 1, 7])
+    options = {"engine": BACKENDS[backend], "sampling": Sampling(), "seed": 2**40 + 3, "samples": 4, **LIMITS}
+    whole, _ = decode([model], task, sample, Options("gs-jacobi", 3), **options)
+    assert all(len(samples) == 4 for samples in whole)
+    assert all(samples[0]["score"] >= samples[1]["score"] >= samples[3]["score"] for samples in whole)
+    assert len({tuple(each["tokens"].tolist()) for samples in whole for each in samples}) > 15
+    for row in range(5):
+        inputs = {name: value[row : row + 1] for name, value in sample["net_input"].items()}
+        alone = {**sample, "id": sample["id"][row : row + 1], "net_input": inputs}
+        (found,), _ = decode([model], task, alone, Options("greedy"), **options)
+        assert [each["tokens"].tolist() for each in found] == [each["tokens"].tolist() for each in whole[row]]
+
+
+def compared_with_fairseq(sampling: Sampling, how: Options, count: int) -> float:
+    """Return chi-square of `count` whole outputs of ours and of fairseq's, as a number of standard deviations."""
+    task = make_task(7)
+    model, sample = make_transformer(task, 11), make_sample(task, [3])
+    limits = {"max_len_b": 2, "temperature": sampling.temperature}
+    torch.manual_seed(1)
+    search = FairseqSampling(task.target_dictionary, sampling.topk or -1, sampling.topp or -1.0)
+    theirs = SequenceGenerator(
+        [model], task.target_dictionary, beam_size=5, search_strategy=search, **limits
+    )  # fmt: skip
+    many = {
+        **sample,
+        "net_input": {name: value.repeat(500, *[1] * (value.dim() - 1)) for name, value in sample["net_input"].items()},
+    }
+    many["id"] = torch.arange(500)
+    fairseqs = Counter(
+        tuple(each["tokens"].tolist())
+        for _ in range(count // 2500)
+        for samples in theirs.generate([model], many)
+        for each in samples
+    )
+    found, _ = decode(
+        [model], task, sample, how, engine=BACKENDS["native"], sampling=sampling, **limits, samples=count
+    )  # fmt: skip
+    ours = Counter(tuple(each["tokens"].tolist()) for each in found[0])
+    rare = [output for output in ours | fairseqs if ours[output] + fairseqs[output] < 10]
+    terms = [(ours[o] - fairseqs[o]) ** 2 / (ours[o] + fairseqs[o]) for o in ours | fairseqs if o not in rare]
+    assert sum(ours[o] + fairseqs[o] for o in rare) < 0.01 * count and len(terms) > 3
+    # Wilson and Hilferty: the cube root is nearly normal.
+    spread = 2 / (9 * (len(terms) - 1))
+    return ((sum(terms) / (len(terms) - 1)) ** (1 / 3) - (1 - spread)) / spread**0.5
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(topk=3), Sampling(topp=0.8, temperature=1.2)], ids=str)
+def test_outputs_have_the_distribution_of_fairseqs_sampler(sampling: Sampling) -> None:
+    assert compared_with_fairseq(sampling, Options("gs-jacobi", 2), 5_000) < 3.5
