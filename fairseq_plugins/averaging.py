@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq_plugins.commands.checksums import forget_sum
 from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.commands.files import write_atomically
 from fairseq_plugins.commands.values import positive
@@ -98,6 +99,7 @@ def write_checkpoint(path: Path, state: dict[str, Any], option: str) -> int:
     """Write a checkpoint atomically; return its size in bytes. `option` named the file, for errors."""
     content = io.BytesIO()
     torch.save(state, content)
+    forget_sum(path)
     write_atomically(path, content.getvalue(), option)
     return content.tell()
 

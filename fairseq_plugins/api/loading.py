@@ -156,12 +156,12 @@ def _load(
             cfg = configuration(files, name, precision, values)
         else:
             cfg = task_configuration(task, files, name, precision, {**values, **(task_options or {})})
-        set_text_tools(cfg, files, tokenizer)
         # A folder's drafter is there for whoever needs it; one that was named has to be of use.
         if drafter is None and not methods.find(name).needs_drafter(methods.chosen(cfg.task)[1]):
             cfg.task.drafter_path = None
         index = _device(cfg, device)
         check_paths(cfg)
+        set_text_tools(cfg, files, tokenizer)
         with quiet_fairseq():
             session = Session(cfg, index)
             if models is not None:

@@ -182,10 +182,12 @@ def _write_all(file: object, data: bytes) -> None:
         rest = rest[file.write(rest) :]  # type: ignore[attr-defined]
 
 
+def sha256_of(file: Path) -> str:
+    """Return the hash of a file's content."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
 def sha256(files: Sequence[Path]) -> str:
     """Return one hash of the contents of files."""
-    total = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as opened:
-            total.update(hashlib.file_digest(opened, "sha256").digest())
-    return total.hexdigest()
+    return hashlib.sha256(b"".join(bytes.fromhex(sha256_of(file)) for file in files)).hexdigest()

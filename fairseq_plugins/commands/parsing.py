@@ -13,6 +13,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf, gen_parser_f
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import DictConfig
 
+from fairseq_plugins.commands.checksums import check_sums
 from fairseq_plugins.commands.cli import CommandParser, advised
 from fairseq_plugins.errors import ConfigurationError, nearest_checkpoint
 from fairseq_plugins.output import say
@@ -110,7 +111,7 @@ def as_config(args: argparse.Namespace) -> DictConfig:
 
 
 def check_paths(cfg: DictConfig, blockwise_path: str | None = None) -> None:
-    """Raise ConfigurationError for missing files, before anything is loaded."""
+    """Raise ConfigurationError for missing or damaged files, before anything is loaded."""
     if not cfg.common_eval.path:
         raise ConfigurationError("--path is missing; give the checkpoint of the verifier")
     if not Path(str(cfg.task.data)).is_dir():
@@ -120,8 +121,9 @@ def check_paths(cfg: DictConfig, blockwise_path: str | None = None) -> None:
         "--drafter-path": getattr(cfg.task, "drafter_path", None),
         "--blockwise-path": blockwise_path,
     }
-    for option, paths in files.items():
-        for path in utils.split_paths(paths) if paths else []:
+    checkpoints = {option: utils.split_paths(paths) if paths else [] for option, paths in files.items()}
+    for option, paths in checkpoints.items():
+        for path in paths:
             nearest = nearest_checkpoint(path)
             if Path(path).is_dir():
                 raise ConfigurationError(f"{option} {path}: is a folder; give a checkpoint{nearest}")
@@ -129,3 +131,4 @@ def check_paths(cfg: DictConfig, blockwise_path: str | None = None) -> None:
                 raise ConfigurationError(
                     f"{option} {path}: no such file; give a checkpoint of fairseq-train{nearest_checkpoint(path)}"
                 )
+    check_sums([Path(path) for paths in checkpoints.values() for path in paths], Path(str(cfg.task.data)))

@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from fairseq_plugins.averaging import write_checkpoint
+from fairseq_plugins.commands.checksums import write_sums
 from fairseq_plugins.commands.files import unwritable, write_atomically
 from fairseq_plugins.commands.parsing import as_config
 from fairseq_plugins.conversion.checks import check_decodes, check_subwords
@@ -20,7 +21,7 @@ from fairseq_plugins.errors import ConfigurationError
 
 
 def convert(source: Path, target: Path, ignored: Collection[str] = ()) -> None:
-    """Write verifier.pt, dict.src.txt, dict.tgt.txt, subwords and load.json for a model in Hugging Face's format.
+    """Write verifier.pt, dictionaries, subwords, load.json and SHA256SUMS for a model in Hugging Face's format.
 
     Args:
         source: folder with config.json, model.safetensors and a tokenizer: Marian, M2M100, NLLB, mBART-50 or BART.
@@ -52,6 +53,7 @@ def convert(source: Path, target: Path, ignored: Collection[str] = ()) -> None:
             settings.write(folder)
             check_subwords(folder, source, vocabulary.symbols)
             check_decodes(folder, source, vocabulary.symbols)
+            write_sums(folder)
             folder.rename(target)
     except OSError as error:
         raise unwritable(target, "OUT", error) from error

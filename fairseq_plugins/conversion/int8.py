@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fairseq_plugins.averaging import write_checkpoint
+from fairseq_plugins.commands.checksums import check_sums, write_sums
 from fairseq_plugins.commands.files import unwritable
 from fairseq_plugins.conversion.settings import Settings
 from fairseq_plugins.errors import CHECKPOINTS, ConfigurationError
@@ -39,6 +40,7 @@ def write_int8(source: Path, target: Path, pair: tuple[str, str] | None) -> None
     verifiers = [name for name in (*CHECKPOINTS, "blockwise.pt", "jacobi.pt") if (source / name).is_file()]
     if not verifiers:
         raise ConfigurationError(f"{source}: has no verifier.pt; give a folder with a model")
+    check_sums([source / name for name in (*verifiers, "drafter.pt")], source)
     fingerprints: dict[int, Tensor] = {}
     states = {name: _rounded(read_checkpoint(str(source / name), "FOLDER")[0], fingerprints) for name in verifiers}
     if (source / "drafter.pt").is_file():
@@ -56,6 +58,7 @@ def write_int8(source: Path, target: Path, pair: tuple[str, str] | None) -> None
                 for file in source.glob(pattern):
                     shutil.copyfile(file, folder / file.name)
             replace(settings, options={**settings.options, **languages, "int8": True}).write(folder)
+            write_sums(folder)
             folder.rename(target)
     except OSError as error:
         raise unwritable(target, "OUT", error) from error

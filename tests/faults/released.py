@@ -90,7 +90,7 @@ def spoiled(folder: Path, models: Path, data: Path) -> Path:
     state["model"][bias] = torch.full_like(state["model"][bias].float(), 3e38)
     torch.save(state, folder / "verifier.overflow.pt")
     (folder / "long.txt").write_text("\u25b1A\n" + "a " * 3000 + "\n", encoding="utf-8")
-    shutil.copytree(models, folder / "model")
+    shutil.copytree(models, folder / "model", ignore=shutil.ignore_patterns("SHA256SUMS"))
     subwords = folder / "model" / "subwords.model"
     subwords.write_bytes(subwords.read_bytes()[:1000])
     content = {file.name: file.read_bytes() for file in data.iterdir() if file.name != "preprocess.log"}

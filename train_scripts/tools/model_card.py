@@ -1,9 +1,8 @@
-"""Write the model card checkpoints/NAME/README.md: files, data, recipe, commands and scores.
+"""Write the model card checkpoints/NAME/README.md (files, data, recipe, commands, scores) and checksums.
 
 It is made from the recipe's measurements in results/NAME and the models in checkpoints/NAME.
 """
 
-import hashlib
 import json
 import subprocess
 import textwrap
@@ -13,6 +12,7 @@ from typing import Literal
 import torch
 from tabulate import tabulate
 
+from fairseq_plugins.commands.checksums import write_sums
 from fairseq_plugins.commands.files import write_atomically
 
 COLUMNS = 120  # line width of the text around tables
@@ -21,7 +21,7 @@ SUBWORD_OPTIONS = {"unigram": "", "bpe": "", "moses": "", "gpt2": " --subwords G
 
 
 def model_rows(folder: Path) -> list[list[str]]:
-    """Return file name, parameters, size and hash of a folder's models; blockwise.pt and jacobi.pt are optional."""
+    """Return file name, parameters and size of a folder's models; blockwise.pt and jacobi.pt are optional."""
     rows, optional = [], ("blockwise", "jacobi")
     for name in ("verifier", "drafter", *optional):
         file = folder / f"{name}.pt"
@@ -31,8 +31,7 @@ def model_rows(folder: Path) -> list[list[str]]:
         # Tied weights count once, also where a file has a copy under each name.
         different = {(w.shape, w.numpy().tobytes()): w.numel() for w in weights.values() if w.is_floating_point()}
         count = sum(different.values())
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        rows.append([file.name, f"{count / 1e6:.1f} M", f"{file.stat().st_size / 1e6:.1f} MB", f"`{digest}`"])
+        rows.append([file.name, f"{count / 1e6:.1f} M", f"{file.stat().st_size / 1e6:.1f} MB"])
     return rows
 
 
@@ -68,8 +67,9 @@ def card(name: str, subwords: str, licence: str, recipe: str) -> str:
     scores = score_rows(results)
     parts = [
         f"# {name}",
-        "A verifier (a fairseq Transformer) and the drafter trained for it, in half precision without optimiser state.",
-        tabulate(model_rows(folder), ["file", "parameters", "size", "sha256"], tablefmt="github"),
+        "A verifier (a fairseq Transformer) and the drafter trained for it, in half precision without optimiser state. "
+        "Loading\nchecks the files against `SHA256SUMS`, as `sha256sum --check SHA256SUMS` does.",
+        tabulate(model_rows(folder), ["file", "parameters", "size"], tablefmt="github"),
         wrapped(f"- Data: {name}. Licence: {licence}\n- Recipe: `{recipe}`, commit {commit()}"),
         "Translate what you type:",
         f"    spec-dec-translate {folder}{SUBWORD_OPTIONS[subwords]}",
@@ -89,7 +89,7 @@ def write(
     licence: str,
     recipe: str,
 ) -> None:
-    """Write checkpoints/NAME/README.md.
+    """Write checkpoints/NAME/README.md and checkpoints/NAME/SHA256SUMS.
 
     Args:
         name: name of the data and the results.
@@ -98,7 +98,8 @@ def write(
         recipe: command that made the models.
 
     Raises:
-        ConfigurationError: if the card cannot be written.
+        ConfigurationError: if they cannot be written.
     """
     text = card(name, subwords, licence, recipe)
     write_atomically(Path("checkpoints") / name / "README.md", text, "checkpoints")
+    write_sums(Path("checkpoints") / name)
