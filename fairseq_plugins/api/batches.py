@@ -7,8 +7,11 @@ from contextlib import contextmanager
 from typing import Any, overload
 
 import torch
+from fairseq.token_generation_constraints import pack_constraints
 from torch import Tensor
 
+from fairseq_plugins.api.constraints import constraint_ids
+from fairseq_plugins.api.drafts import check_drafts, cut_texts
 from fairseq_plugins.api.forks import usable_in_forks
 from fairseq_plugins.api.generators import Generators, Search
 from fairseq_plugins.api.inputs import check_characters, check_string, warn_of_lines
@@ -71,6 +74,26 @@ class BatchDecoder:
             )
         return source
 
+    def _draft_ids(
+        self, drafts: Sequence[Sequence[Sequence[str]]] | None, sentences: int
+    ) -> list[list[list[int]]] | None:
+        """Return the token ids of each sentence's drafts."""
+        if drafts is None:
+            return None
+        check_drafts(drafts, sentences, self._spec.name)
+        return [[self._text.target(draft) for draft in of_sentence] for of_sentence in drafts]
+
+    def _constraint_ids(
+        self, phrases: Sequence[Sequence[Sequence[str]]] | None, sentences: int
+    ) -> list[list[Tensor]] | None:
+        """Return the token ids of each sentence's phrases."""
+        target = self._session.task.target_dictionary
+        return None if phrases is None else constraint_ids(phrases, sentences, target)
+
+    def _cut(self, given: Any, argument: str, is_one: bool) -> list[list[list[str]]] | None:
+        """Return target texts, those of one sentence or of several, as subwords."""
+        return None if given is None else cut_texts([given] if is_one else given, argument, self._text.tokenize)
+
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Hold the lock, and set torch to the model's number of threads."""
@@ -108,6 +131,7 @@ class BatchDecoder:
         search: Search,
         drafts: DraftIds | None = ...,
         places: Sequence[int] | None = ...,
+        constraints: Sequence[list[Tensor]] | None = ...,
     ) -> list[Translation]: ...
     @overload
     def _decode(
@@ -116,6 +140,7 @@ class BatchDecoder:
         search: Search,
         drafts: DraftIds | None = ...,
         places: Sequence[int] | None = ...,
+        constraints: Sequence[list[Tensor]] | None = ...,
     ) -> list[Translation | None]: ...
 
     def _decode(
@@ -124,6 +149,7 @@ class BatchDecoder:
         search: Search,
         drafts: DraftIds | None = None,
         places: Sequence[int] | None = None,
+        constraints: Sequence[list[Tensor]] | None = None,
     ) -> Any:
         """Decode sentences in batches of similar length, and add them to the statistics of this thread's call.
 
@@ -132,6 +158,10 @@ class BatchDecoder:
             search: options of the call.
             drafts: target ids of each sentence's drafts.
             places: numbers of the sentences, by which samples differ; None for 0, 1, 2 ...
+            constraints: target ids of the phrases that the output of each sentence contains.
+
+        Raises:
+            ConfigurationError: for a blank sentence with constraints.
         """
         statistics = self._thread.statistics
         given = {number: source for number, source in enumerate(sources) if source is not None}
@@ -139,6 +169,9 @@ class BatchDecoder:
         rows = [self._text.source([]) if source is None else source for source in sources]
         # Given EOS alone, a model hallucinates a sentence.
         blank = [number for number, source in given.items() if len(source) == 1]
+        if constraints is not None and any(constraints[number] for number in blank):
+            number = next(number for number in blank if constraints[number])
+            raise ConfigurationError(f"constraints[{number}]: the text is blank, so its translation is; give None")
         translations = {number: self._blank() for number in blank}
         for translation in translations.values():
             statistics.add(translation)
@@ -153,6 +186,8 @@ class BatchDecoder:
                         sample["numbers"] = torch.tensor([places[number] for number in sample["id"].tolist()])
                     if drafts is not None:
                         sample["drafts"] = [drafts[number] for number in sample["id"].tolist()]
+                    if constraints is not None:
+                        sample["constraints"] = pack_constraints([constraints[n] for n in sample["id"].tolist()])
                     for number, translation in self._decode_batch(generator, sample, search.num_hypotheses, statistics):
                         translations[number] = translation
                         statistics.add(translation)

@@ -1,4 +1,4 @@
-"""Check drafts that callers give, for `--decoder reuse`, and cut them into subwords."""
+"""Check drafts that callers give, for `--decoder reuse`; cut drafts and constraints into subwords."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -10,23 +10,26 @@ Drafts = str | Sequence[str] | None
 """Drafts of a sentence: one, several, or none."""
 
 
-def cut_drafts(drafts: Any, cut: Callable[[str], list[str]]) -> list[list[list[str]]]:
-    """Return the drafts of each sentence as subwords.
+def cut_texts(given: Any, argument: str, cut: Callable[[str], list[str]]) -> list[list[list[str]]]:
+    """Return the target texts of each sentence, drafts or constraints, as subwords.
 
     Args:
-        drafts: drafts of several sentences, as for `Model.translate`.
+        given: those of several sentences, as for `Model.translate`.
+        argument: its name.
         cut: splits target text into subwords.
 
     Raises:
         ConfigurationError: for a single string, which cannot belong to several sentences, or half of a character.
         TypeError: for anything but strings.
     """
-    if isinstance(drafts, str):
-        raise ConfigurationError("drafts: are one string, and the text is a list; give a list, with None for no draft")
-    if isinstance(drafts, bytes) or not isinstance(drafts, Iterable):
-        raise TypeError(f"drafts: is {type(drafts).__name__}; give a string, several, or None for each sentence")
-    by_sentence = [[] if given is None else whole_texts_of(given, f"drafts[{n}]") for n, given in enumerate(drafts)]
-    return [[cut(draft) for draft in given] for given in by_sentence]
+    if isinstance(given, str):
+        raise ConfigurationError(
+            f"{argument}: are one string, and the text is a list; give a list, with None for a sentence without"
+        )
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise TypeError(f"{argument}: is {type(given).__name__}; give a string, several, or None for each sentence")
+    texts = [[] if each is None else whole_texts_of(each, f"{argument}[{n}]") for n, each in enumerate(given)]
+    return [[cut(text) for text in of_sentence] for of_sentence in texts]
 
 
 def check_drafts(drafts: Sequence[Any], sentences: int, decoder: str) -> None:

@@ -37,6 +37,7 @@ class Search:
     drawing: Mapping[str, Any]  # those of `SamplingOptions` that need a generator of their own
     seed: int
     alignments: bool
+    constraints: str | None  # the order of phrases that outputs contain; None if there are none
 
     @property
     def samples(self) -> bool:
@@ -65,15 +66,16 @@ class Generators:
         """Whether the decoder keeps several hypotheses."""
         return self._spec.build is None or self._spec.searches_beams
 
-    def search(self, options: Mapping[str, Any]) -> Search:
+    def search(self, options: Mapping[str, Any], is_constrained: bool = False) -> Search:
         """Return a call's options, checked and with defaults.
 
         Args:
             options: `CallOptions`.
+            is_constrained: whether the call has constraints.
 
         Raises:
             ConfigurationError: for a beam that the decoder does not support, more hypotheses than the beam keeps, or
-                an option that does not exist or only `load` takes.
+                an option that does not exist or only `load` takes; for constraints where none are possible.
         """
         check_names(options, CALL)
         given = {"beam": None, "num_hypotheses": 1, "batch_size": BATCH_SIZE, **check_arguments(options, CallOptions)}
@@ -81,16 +83,41 @@ class Generators:
         beam, num_hypotheses, batch_size = (given.pop(name) for name in ("beam", "num_hypotheses", "batch_size"))
         drawing = {**self._drawing, **{name: given.pop(name) for name in _DRAWING if name in given}}
         seed = given.pop("seed", self._seed)
+        constraints = self._constraints(given.pop("constraint_order", None), is_constrained, drawing["sampling"])
         if drawing["sampling"] and self._spec.build is not None:
             samples = max(beam or 1, num_hypotheses)
-            return Search(samples, num_hypotheses, batch_size, {**self._defaults, **given}, drawing, seed, aligned)
+            return Search(
+                samples, num_hypotheses, batch_size, {**self._defaults, **given}, drawing, seed, aligned, None
+            )
         if not self.searches_beams and beam not in (None, 1):
             raise ConfigurationError(f'beam={beam}: {self._spec.name} keeps one hypothesis; use decoder="fast-beam"')
         size = 1 if not self.searches_beams else _DEFAULT_BEAM if beam is None else beam
         if num_hypotheses > size:
             remedy = "raise beam=" if self.searches_beams else 'use decoder="fast-beam"'
             raise ConfigurationError(f"num_hypotheses={num_hypotheses}: {self._spec.name} keeps {size}; {remedy}")
-        return Search(size, num_hypotheses, batch_size, {**self._defaults, **given}, drawing, seed, aligned)
+        return Search(
+            size, num_hypotheses, batch_size, {**self._defaults, **given}, drawing, seed, aligned, constraints
+        )
+
+    def _constraints(self, order: str | None, is_constrained: bool, samples: bool) -> str | None:
+        """Return the order of a call's constraints; raise ConfigurationError where none are possible."""
+        if not is_constrained:
+            if order is not None:
+                raise ConfigurationError(f'constraint_order="{order}": is for constraints=, which are not given')
+            return None
+        if not self.searches_beams:
+            raise ConfigurationError(f'constraints: {self._spec.name} keeps one hypothesis; use decoder="fast-beam"')
+        generation = self._session.cfg.generation
+        others = {
+            "sampling": samples,
+            "diverse_beam_groups": generation.diverse_beam_groups > 0,
+            "match_source_len": generation.match_source_len,
+            "diversity_rate": generation.diversity_rate > -1,
+        }
+        for name, is_set in others.items():
+            if is_set:
+                raise ConfigurationError(f"constraints: are not for {name}, which is another search; leave one out")
+        return order or "ordered"
 
     def take(self, search: Search) -> Any:
         """Return an unused generator, set to the options of this call."""
@@ -103,12 +130,14 @@ class Generators:
 
     def _build(self, search: Search) -> Any:
         alignment = "hard" if search.alignments else None
-        return self._session.generator(beam=search.beam, nbest=1, print_alignment=alignment, **search.drawing)
+        return self._session.generator(
+            beam=search.beam, nbest=1, print_alignment=alignment, constraints=search.constraints, **search.drawing
+        )
 
     def _kind(self, search: Search) -> tuple[Any, ...]:
         """Return what a generator is built with."""
         is_any = search.samples and self._spec.build is not None  # draws any number
-        return 1 if is_any else search.beam, search.alignments, *search.drawing.values()
+        return 1 if is_any else search.beam, search.alignments, search.constraints, *search.drawing.values()
 
     def batch_invariant(self, beam: int) -> Any:
         """Return a new generator whose results do not depend on the batch, to the last bit, in fp32 either."""

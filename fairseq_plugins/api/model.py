@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fairseq_plugins.api import live
 from fairseq_plugins.api.batches import BatchDecoder
-from fairseq_plugins.api.drafts import Drafts, check_drafts, cut_drafts
+from fairseq_plugins.api.constraints import Phrases
+from fairseq_plugins.api.drafts import Drafts
 from fairseq_plugins.api.generators import Search
 from fairseq_plugins.api.inputs import (
     OnError,
@@ -86,11 +87,23 @@ class Model(BatchDecoder):
     # Where a string is given, mypy takes the first of the signatures that fit.
     @overload
     def translate(  # type: ignore[overload-overlap]
-        self, text: str, *, drafts: Drafts = ..., return_scores: Literal[False] = ..., **options: Unpack[CallOptions]
+        self,
+        text: str,
+        *,
+        drafts: Drafts = ...,
+        constraints: Phrases = ...,
+        return_scores: Literal[False] = ...,
+        **options: Unpack[CallOptions],
     ) -> str: ...
     @overload
     def translate(  # type: ignore[overload-overlap]
-        self, text: str, *, drafts: Drafts = ..., return_scores: Literal[True], **options: Unpack[CallOptions]
+        self,
+        text: str,
+        *,
+        drafts: Drafts = ...,
+        constraints: Phrases = ...,
+        return_scores: Literal[True],
+        **options: Unpack[CallOptions],
     ) -> Translation: ...
     @overload
     def translate(
@@ -98,6 +111,7 @@ class Model(BatchDecoder):
         text: Texts,
         *,
         drafts: Sequence[Drafts] | None = ...,
+        constraints: Sequence[Phrases] | None = ...,
         return_scores: Literal[False] = ...,
         split: Split | None = ...,
         on_error: Literal["raise"] = ...,
@@ -109,6 +123,7 @@ class Model(BatchDecoder):
         text: Texts,
         *,
         drafts: Sequence[Drafts] | None = ...,
+        constraints: Sequence[Phrases] | None = ...,
         return_scores: Literal[True],
         on_error: Literal["raise"] = ...,
         **options: Unpack[CallOptions],
@@ -119,6 +134,7 @@ class Model(BatchDecoder):
         text: Texts,
         *,
         drafts: Sequence[Drafts] | None = ...,
+        constraints: Sequence[Phrases] | None = ...,
         return_scores: Literal[False] = ...,
         split: Split | None = ...,
         on_error: Literal["skip"],
@@ -130,6 +146,7 @@ class Model(BatchDecoder):
         text: Texts,
         *,
         drafts: Sequence[Drafts] | None = ...,
+        constraints: Sequence[Phrases] | None = ...,
         return_scores: Literal[True],
         on_error: Literal["skip"],
         **options: Unpack[CallOptions],
@@ -140,6 +157,7 @@ class Model(BatchDecoder):
         text: str | Texts,
         *,
         drafts: Drafts | Sequence[Drafts] = None,
+        constraints: Phrases | Sequence[Phrases] = None,
         return_scores: bool = False,
         split: Split | None = None,
         on_error: OnError = "raise",
@@ -152,6 +170,8 @@ class Model(BatchDecoder):
                 an empty translation.
             drafts: for decoder="reuse", guesses such as an earlier translation, which never change the output: a
                 string, several, or None; for several sentences, a list of these.
+            constraints: phrases that the output contains, for decoder="fast-beam" or "beam": a string, several, or
+                None; for several sentences, a list of these. See `CallOptions.constraint_order`.
             return_scores: return a `Translation` instead of each string.
             split: "sentences" splits each string into its sentences, and joins their translations with the line breaks
                 of the string. Models lose content of several sentences in one.
@@ -161,10 +181,11 @@ class Model(BatchDecoder):
 
         Raises:
             ConfigurationError: for a text that cannot be translated, a beam that the decoder does not support, an
-                option that only `load` takes, or not one entry of `drafts` for each sentence.
+                option that only `load` takes, not one entry of `drafts` or `constraints` for each sentence, a phrase
+                that the model cannot write.
             TypeError: for text that is not made of strings.
         """
-        search = self._generators.search(options)
+        search = self._generators.search(options, constraints is not None)
         check_choice(split, "split", None, "sentences")
         check_choice(on_error, "on_error", "raise", "skip")
         if search.num_hypotheses > 1 and not return_scores:
@@ -172,17 +193,21 @@ class Model(BatchDecoder):
                 f"num_hypotheses={search.num_hypotheses}: a string is one; add return_scores=True, which gives "
                 "alternatives"
             )
-        if split is not None and (return_scores or drafts is not None):
-            other = "return_scores" if return_scores else "drafts"
+        others = {"return_scores": return_scores or None, "drafts": drafts, "constraints": constraints}
+        other = next((name for name, value in others.items() if value is not None), None)
+        if split is not None and other is not None:
             raise ConfigurationError(f'split="{split}": sentences have no {other} of their own; leave one of them out')
         self._thread.statistics = CallStatistics()
         texts, is_one = texts_of(text), isinstance(text, str)
         names = ["text"] if is_one else [f"text[{number}]" for number in range(len(texts))]
-        by_sentence = [drafts] if is_one and drafts is not None else drafts
-        ids = None if by_sentence is None else self._draft_ids(cut_drafts(by_sentence, self.tokenize), len(texts))
+        ids = self._draft_ids(self._cut(drafts, "drafts", is_one), len(texts))
+        phrases = self._constraint_ids(self._cut(constraints, "constraints", is_one), len(texts))
         if split is None:
             translations: list[Any] = self._decode(
-                attempted(texts, lambda one, number: self._encode(one, names[number]), on_error), search, ids
+                attempted(texts, lambda one, number: self._encode(one, names[number]), on_error),
+                search,
+                ids,
+                constraints=phrases,
             )
             if not return_scores:
                 translations = [translation and translation.text for translation in translations]
@@ -218,6 +243,7 @@ class Model(BatchDecoder):
         tokens: Sequence[Sequence[str]],
         *,
         drafts: Sequence[Sequence[Sequence[str]]] | None = None,
+        constraints: Sequence[Sequence[Sequence[str]]] | None = None,
         numbers: Sequence[int] | None = None,
         **options: Unpack[CallOptions],
     ) -> list[Translation]:
@@ -225,7 +251,7 @@ class Model(BatchDecoder):
 
         Args:
             tokens: subwords of each sentence, without EOS; subwords that the dictionary lacks become the unknown word.
-            drafts: drafts of each sentence, each as target subwords; see `translate`.
+            drafts, constraints: of each sentence, each as target subwords; see `translate`.
             numbers: of the sentences, by which samples differ; default: 0, 1, 2 ... Calls that share a text give its
                 line numbers.
             options: see `CallOptions`.
@@ -233,12 +259,12 @@ class Model(BatchDecoder):
         Raises:
             ConfigurationError, TypeError: as for `translate`.
         """
-        search = self._generators.search(options)
+        search = self._generators.search(options, constraints is not None)
         self._thread.statistics = CallStatistics()
         check_tokens(tokens)
         ids = self._draft_ids(drafts, len(tokens))
         sources = [self._source(words, f"tokens[{number}]") for number, words in enumerate(tokens)]
-        return self._decode(sources, search, ids, numbers)
+        return self._decode(sources, search, ids, numbers, self._constraint_ids(constraints, len(tokens)))
 
     @overload
     def translate_iterable(
@@ -371,12 +397,3 @@ class Model(BatchDecoder):
     def knows(self, token: str) -> bool:
         """Return whether the target's dictionary has a subword."""
         return token in self._session.task.target_dictionary
-
-    def _draft_ids(
-        self, drafts: Sequence[Sequence[Sequence[str]]] | None, sentences: int
-    ) -> list[list[list[int]]] | None:
-        """Return the token ids of each sentence's drafts."""
-        if drafts is None:
-            return None
-        check_drafts(drafts, sentences, self.decoder)
-        return [[self._text.target(draft) for draft in of_sentence] for of_sentence in drafts]

@@ -59,12 +59,15 @@ class CallOptions(SearchOptions, SamplingOptions, total=False):
         batch_size: sentences of similar length decoded together; default 32. Does not change the output of lossless
             decoders.
         alignments: fill `Translation.alignment`, by another pass of the model; default False.
+        constraint_order: whether outputs contain the phrases of `constraints` in their order ("ordered", the default)
+            or in any ("unordered").
     """
 
     beam: Count | None
     num_hypotheses: Count
     batch_size: Count
     alignments: bool
+    constraint_order: Literal["ordered", "unordered"]
 
 
 class DecoderOptions(TypedDict, total=False):
@@ -163,7 +166,7 @@ class Place:
 
 LOAD = Place("load", names(LoadOptions), names(LoadArguments))
 WRAP = Place("wrap", names(WrapOptions), {"task", "decoder", "drafter"})
-CALL = Place("translate", names(CallOptions), {"text", "drafts", "return_scores"})
+CALL = Place("translate", names(CallOptions), {"text", "drafts", "constraints", "return_scores"})
 
 
 def check_names(given: Collection[str], place: Place, fitting: Collection[str] = (), others: str = "") -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, Unpack
 
-from fairseq_plugins.api.drafts import Drafts, cut_drafts
+from fairseq_plugins.api.drafts import Drafts, cut_texts
 from fairseq_plugins.api.jobs import Engine, Job, OnStep
 from fairseq_plugins.api.options import CallOptions, SearchOptions
 from fairseq_plugins.api.results import Step, Translation
@@ -174,7 +174,7 @@ class Service:
             model._check_streams()
         source, ids = model._encode(text, "text"), None
         if drafts is not None:
-            by_sentence = model._draft_ids(cut_drafts([drafts], model.tokenize), 1)
+            by_sentence = model._draft_ids(cut_texts([drafts], "drafts", model.tokenize), 1)
             ids = None if by_sentence is None else by_sentence[0]
         return Job(next(self._numbers), source, search, ids, on_step)
 

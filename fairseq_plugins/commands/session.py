@@ -110,12 +110,17 @@ class Session:
         return generator
 
     def decode(self, generator: Any, sample: dict[str, Any]) -> list[list[dict[str, Any]]]:
-        """Decode a batch, after --prefix-size tokens of its target; return the hypotheses, the best first."""
+        """Decode a batch, after --prefix-size tokens of its target; return the hypotheses, the best first.
+
+        `constraints` of the batch are phrases that outputs contain, as fairseq packs them.
+        """
         _set_beam(self.models, getattr(generator, "beam_size", 1))
         size = self.prefix_size
         prefix: Tensor | None = sample["target"][:, :size] if size > 0 else None
         # Through the task, which may add a first token or a prefix.
-        hypotheses: list[list[dict[str, Any]]] = self.task.inference_step(generator, self.models, sample, prefix)
+        hypotheses: list[list[dict[str, Any]]] = self.task.inference_step(
+            generator, self.models, sample, prefix, constraints=sample.get("constraints")
+        )
         return hypotheses
 
     def steps(self, generator: Any, sample: dict[str, Any]) -> Any:
