@@ -139,7 +139,7 @@ class BuildKernels(build_ext):
 
 # command = module:function
 CONSOLE_SCRIPTS = [
-    "spec-dec-average = fairseq_plugins.averaging:main",
+    "spec-dec-average = fairseq_plugins.checkpoint.averaging:main",
     "spec-dec-bench   = fairseq_plugins.benchmarks.benchmark:main",
     "spec-dec-compare = fairseq_plugins.benchmarks.compare:main",
     "spec-dec-convert = fairseq_plugins.conversion.cli:main",

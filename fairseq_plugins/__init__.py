@@ -5,12 +5,12 @@ from fairseq_plugins.version import __version__
 
 answer_help()
 
-from fairseq_plugins.commands.arguments import refuse_wrong_arguments  # noqa: E402
+from fairseq_plugins.shared.arguments import refuse_wrong_arguments  # noqa: E402
 
 refuse_wrong_arguments()
 
 from fairseq_plugins.errors import ConfigurationError, install_one_line_errors  # noqa: E402
-from fairseq_plugins.output import is_tool, lower_log_level, unchanged_logging, watch_output  # noqa: E402
+from fairseq_plugins.process.output import is_tool, lower_log_level, unchanged_logging, watch_output  # noqa: E402
 
 # Before torch is imported, which takes seconds in which the user may press Ctrl-C.
 install_one_line_errors()
@@ -18,10 +18,10 @@ if is_tool():
     watch_output()
     lower_log_level()
 
-from fairseq_plugins.deferred import deferred_imports, deferred_settings, without_garbage_collection  # noqa: E402
+from fairseq_plugins.process.deferred import deferred_imports, deferred_settings, without_garbage_collection  # noqa: E402
 
 with without_garbage_collection(), deferred_settings(), unchanged_logging():
-    from fairseq_plugins.safe_loading import allow_fairseq_checkpoints
+    from fairseq_plugins.checkpoint.safe_loading import allow_fairseq_checkpoints
 
     with deferred_imports():
         allow_fairseq_checkpoints()  # which imports fairseq
@@ -41,10 +41,10 @@ with without_garbage_collection(), deferred_settings(), unchanged_logging():
         load,
         wrap,
     )
-    from fairseq_plugins.commands.parsing import help_of_fairseqs_tools, refuse_wrong_arguments_of_fairseqs_tools
-    from fairseq_plugins.freed_memory import keep_freed_memory
-    from fairseq_plugins.gpu_bf16 import bf16_without_tpu
-    from fairseq_plugins.stopping import stop_on_request
+    from fairseq_plugins.process.freed_memory import keep_freed_memory
+    from fairseq_plugins.process.gpu_bf16 import bf16_without_tpu
+    from fairseq_plugins.process.stopping import stop_on_request
+    from fairseq_plugins.shared.parsing import help_of_fairseqs_tools, refuse_wrong_arguments_of_fairseqs_tools
 
 help_of_fairseqs_tools()
 refuse_wrong_arguments_of_fairseqs_tools()

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from fairseq_plugins.output import abandon_output, is_output_failure, is_tool, say, say_output_failure
+from fairseq_plugins.process.output import abandon_output, is_output_failure, is_tool, say, say_output_failure
 
 # Assertions of fairseq's tools about options; their other assertions are about the program.
 _ASSERTED_OPTION = re.compile(r"--[a-z]")

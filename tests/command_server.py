@@ -251,8 +251,8 @@ def _run(client: socket.socket, report: Path) -> None:
     """Run a command in this fork, report its new cache keys, and exit."""
     from fairseq.utils import import_user_module
 
-    from fairseq_plugins.output import lower_log_level, watch_output
-    from fairseq_plugins.stopping import stop_on_request
+    from fairseq_plugins.process.output import lower_log_level, watch_output
+    from fairseq_plugins.process.stopping import stop_on_request
     from tests import quick_options
 
     known = quick_options.cache_keys()

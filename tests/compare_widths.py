@@ -22,8 +22,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from fairseq_plugins.benchmarks import replay  # noqa: E402
-from fairseq_plugins.commands.parsing import as_config, generation_parser, parse_arguments  # noqa: E402
-from fairseq_plugins.commands.session import Session  # noqa: E402
+from fairseq_plugins.shared.parsing import as_config, generation_parser, parse_arguments  # noqa: E402
+from fairseq_plugins.shared.session import Session  # noqa: E402
 
 # Simulated drafts: tokens per iteration with drafts of this width.
 _TOKENS, _WIDTH = 4.2, 10

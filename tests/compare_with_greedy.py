@@ -16,9 +16,9 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
-from fairseq_plugins.commands.parsing import as_config, generation_parser, parse_arguments  # noqa: E402
-from fairseq_plugins.commands.session import Session  # noqa: E402
 from fairseq_plugins.decoding import methods  # noqa: E402
+from fairseq_plugins.shared.parsing import as_config, generation_parser, parse_arguments  # noqa: E402
+from fairseq_plugins.shared.session import Session  # noqa: E402
 
 DECODERS = ("greedy", "gad", "iad", "jacobi", "gs-jacobi", "hybrid-jacobi")
 

@@ -10,10 +10,10 @@ import sys
 from importlib import import_module
 from unittest import mock
 
-from fairseq_plugins.commands.arguments import FILE, described
-from fairseq_plugins.commands.cli import CommandParser
-from fairseq_plugins.commands.parsing import decoding_options
 from fairseq_plugins.help_texts import FOLDER
+from fairseq_plugins.shared.arguments import FILE, described
+from fairseq_plugins.shared.cli import CommandParser
+from fairseq_plugins.shared.parsing import decoding_options
 from tests.support import REPOSITORY
 
 SUBCOMMANDS = {"spec-dec-distill": ("decode", "status", "merge")}

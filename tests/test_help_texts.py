@@ -11,9 +11,9 @@ import pytest
 
 from fairseq_plugins import help_texts
 from fairseq_plugins.benchmarks import compare
-from fairseq_plugins.commands import arguments
-from fairseq_plugins.commands.parsing import refuse_wrong_arguments_of_fairseqs_tools
 from fairseq_plugins.pages import report
+from fairseq_plugins.shared import arguments
+from fairseq_plugins.shared.parsing import refuse_wrong_arguments_of_fairseqs_tools
 from tests.help_texts import arguments as written_arguments
 from tests.help_texts import commands, texts
 

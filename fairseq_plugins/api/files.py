@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairseq_plugins.commands.languages import find_languages
 from fairseq_plugins.conversion.cache import converted, is_hugging_face
 from fairseq_plugins.conversion.convert import missing_folder
 from fairseq_plugins.conversion.settings import Settings
 from fairseq_plugins.errors import CHECKPOINTS, ConfigurationError
+from fairseq_plugins.shared.languages import find_languages
 
 GPT2_FILES = ("encoder.json", "vocab.bpe")
 """Vocabulary and merges of GPT-2's byte-level subwords, as fairseq names them."""

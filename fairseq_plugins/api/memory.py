@@ -8,10 +8,10 @@ from typing import IO, TypedDict, overload
 
 from fairseq_plugins.api.forks import usable_in_forks
 from fairseq_plugins.api.inputs import whole_texts_of
-from fairseq_plugins.commands.files import lock, unlock, unwritable
-from fairseq_plugins.commands.typed_values import parse_json
 from fairseq_plugins.data.sentences import is_blank
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.files import lock, unlock, unwritable
+from fairseq_plugins.shared.typed_values import parse_json
 
 FILE = "memory.jsonl"
 """In the folder: a line for each output, {"source": ..., "target": ...}."""

@@ -9,8 +9,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from fairseq_plugins.api.files import ModelFiles
 from fairseq_plugins.api.spelling import in_python
-from fairseq_plugins.commands.parsing import as_config, generation_parser, parse_arguments
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.parsing import as_config, generation_parser, parse_arguments
 from fairseq_plugins.tasks.beside import add_decoder
 
 

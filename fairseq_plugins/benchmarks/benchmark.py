@@ -17,9 +17,9 @@ from fairseq_plugins.benchmarks import ctranslate, peak_memory, replay, tables
 from fairseq_plugins.benchmarks.compare import publish
 from fairseq_plugins.benchmarks.measuring import Plan, measure
 from fairseq_plugins.benchmarks.setting import Setting, configure
-from fairseq_plugins.commands.cli import run_command
-from fairseq_plugins.commands.machine import machine
-from fairseq_plugins.commands.session import precision
+from fairseq_plugins.shared.cli import run_command
+from fairseq_plugins.shared.machine import machine
+from fairseq_plugins.shared.session import precision
 
 MEASURED = (
     "Latency: percentiles over the sentences of each sentence's median over the repetitions. Memory: peak in a "

@@ -33,13 +33,13 @@ from fairseq_plugins.benchmarks.contenders import (
 from fairseq_plugins.benchmarks.measuring import Plan, Row, bleu_signature, drafting_notes, measure, profiles, speed_up
 from fairseq_plugins.benchmarks.setting import conversions, get_parser, parse
 from fairseq_plugins.benchmarks.tables import baselines, compared_with, identical, same_as, speed_ups
-from fairseq_plugins.commands.cli import run_command
-from fairseq_plugins.commands.files import write_atomically
-from fairseq_plugins.commands.machine import machine
-from fairseq_plugins.commands.session import precision
-from fairseq_plugins.commands.tables import shown, table
 from fairseq_plugins.decoding.recording.profile import Profile
-from fairseq_plugins.output import counted
+from fairseq_plugins.process.output import counted
+from fairseq_plugins.shared.cli import run_command
+from fairseq_plugins.shared.files import write_atomically
+from fairseq_plugins.shared.machine import machine
+from fairseq_plugins.shared.session import precision
+from fairseq_plugins.shared.tables import shown, table
 
 logger = logging.getLogger("spec-dec-compare")
 

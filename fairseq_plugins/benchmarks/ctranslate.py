@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from fairseq.data import Dictionary
 
+from fairseq_plugins.checkpoint.loading import read_checkpoint
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.loading import read_checkpoint
 
 # Tasks of checkpoints that can be converted, and the tasks that the converter sets up.
 _TASKS = {

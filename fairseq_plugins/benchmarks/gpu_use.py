@@ -6,11 +6,11 @@ from typing import Any
 
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import Contender
-from fairseq_plugins.commands.tables import table as markdown_table
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.reference.backend import TorchBackend
 from fairseq_plugins.decoding.reference.captured.attention_backend import attention_used
 from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs
+from fairseq_plugins.shared.tables import table as markdown_table
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from fairseq_plugins.benchmarks.bench import Bench, Tokens
 from fairseq_plugins.benchmarks.contenders import BLOCKWISE, CTRANSLATE2, DRAFTER, Contender
 from fairseq_plugins.benchmarks.measuring import Row
 from fairseq_plugins.benchmarks.setting import configure
-from fairseq_plugins.commands.cli import run_command
-from fairseq_plugins.commands.machine import resident
+from fairseq_plugins.shared.cli import run_command
+from fairseq_plugins.shared.machine import resident
 
 _RESET = Path("/proc/self/clear_refs")
 

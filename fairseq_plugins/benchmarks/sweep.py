@@ -24,14 +24,14 @@ from fairseq_plugins.benchmarks.setting import reset_decoder
 from fairseq_plugins.benchmarks.sweep_cells import GREEDY, Cell, Result, Results, grid
 from fairseq_plugins.benchmarks.sweep_journal import Journal, circumstances, sole_use
 from fairseq_plugins.benchmarks.sweep_tables import as_json, markdown
-from fairseq_plugins.commands.cli import CommandParser, run_command
-from fairseq_plugins.commands.files import write_atomically
-from fairseq_plugins.commands.machine import machine
-from fairseq_plugins.commands.parsing import as_config, check_paths, generation_parser, parse_arguments
-from fairseq_plugins.commands.progress import progress_bar
-from fairseq_plugins.commands.values import not_negative, positive, positive_list
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages.sweep_figure import quality_figure
+from fairseq_plugins.shared.cli import CommandParser, run_command
+from fairseq_plugins.shared.files import write_atomically
+from fairseq_plugins.shared.machine import machine
+from fairseq_plugins.shared.parsing import as_config, check_paths, generation_parser, parse_arguments
+from fairseq_plugins.shared.progress import progress_bar
+from fairseq_plugins.shared.values import not_negative, positive, positive_list
 
 
 def sweep(cells: Sequence[Cell], journal: Journal, measure: Callable[[Cell], Result]) -> Results:

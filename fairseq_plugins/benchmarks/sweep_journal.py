@@ -13,10 +13,10 @@ from fairseq import utils
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_plugins.benchmarks.sweep_cells import Cell, Result, Results
-from fairseq_plugins.commands import machine
-from fairseq_plugins.commands.files import lock, sha256, unwritable, write_atomically
-from fairseq_plugins.commands.typed_values import load_json
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared import machine
+from fairseq_plugins.shared.files import lock, sha256, unwritable, write_atomically
+from fairseq_plugins.shared.typed_values import load_json
 
 
 class Journal:

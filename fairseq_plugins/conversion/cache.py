@@ -3,9 +3,9 @@
 import hashlib
 from pathlib import Path
 
-from fairseq_plugins.commands.files import cache_folder
 from fairseq_plugins.conversion.convert import convert
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.files import cache_folder
 
 _FORMAT = 2
 """Number of the converter's output, raised when that changes."""

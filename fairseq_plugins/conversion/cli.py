@@ -9,13 +9,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_plugins.commands.cli import CommandParser, run_command
-from fairseq_plugins.commands.languages import find_languages
 from fairseq_plugins.conversion.cache import is_hugging_face
 from fairseq_plugins.conversion.convert import convert, missing_folder
 from fairseq_plugins.conversion.int8 import write_int8
 from fairseq_plugins.conversion.settings import Settings
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.cli import CommandParser, run_command
+from fairseq_plugins.shared.languages import find_languages
 
 
 def get_parser() -> CommandParser:

@@ -8,16 +8,16 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fairseq_plugins.averaging import write_checkpoint
-from fairseq_plugins.commands.checksums import write_sums
-from fairseq_plugins.commands.files import unwritable, write_atomically
-from fairseq_plugins.commands.parsing import as_config
+from fairseq_plugins.checkpoint.averaging import write_checkpoint
 from fairseq_plugins.conversion.checks import check_decodes, check_subwords
 from fairseq_plugins.conversion.families import Config
 from fairseq_plugins.conversion.settings import settings_of
 from fairseq_plugins.conversion.vocabulary import Vocabulary, byte_level_bpe, text_files
 from fairseq_plugins.conversion.weights import fairseq_weights, read_weights
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.checksums import write_sums
+from fairseq_plugins.shared.files import unwritable, write_atomically
+from fairseq_plugins.shared.parsing import as_config
 
 
 def convert(source: Path, target: Path, ignored: Collection[str] = ()) -> None:

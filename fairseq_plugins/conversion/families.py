@@ -8,8 +8,8 @@ from typing import Annotated, Any, TypedDict
 from fairseq.models.transformer import base_architecture
 from msgspec import Meta
 
-from fairseq_plugins.commands.typed_values import checked, read_json
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.typed_values import checked, read_json
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from fairseq_plugins.commands.typed_values import read_json
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.typed_values import read_json
 
 _FILE = "generation_config.json"
 

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
-from fairseq_plugins.commands.typed_values import read_json
 from fairseq_plugins.conversion.families import Config
 from fairseq_plugins.conversion.generation import generation_options
 from fairseq_plugins.conversion.vocabulary import Vocabulary
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.typed_values import read_json
 
 _FILE = "load.json"
 # Language tokens in the vocabularies of M2M-100 (`__de__`), NLLB (`deu_Latn`) and mBART-50 (`de_DE`).

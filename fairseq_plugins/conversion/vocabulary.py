@@ -8,9 +8,9 @@ from typing import Annotated, TypedDict
 import sentencepiece
 from msgspec import Meta
 
-from fairseq_plugins.commands.typed_values import read_json
 from fairseq_plugins.conversion.families import Config
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.typed_values import read_json
 
 ByteLevelBPE = tuple[dict[str, int], list[str]]
 """Vocabulary and merges of GPT-2's byte-level subwords."""

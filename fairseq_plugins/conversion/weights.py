@@ -9,9 +9,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fairseq_plugins.commands.typed_values import read_json
 from fairseq_plugins.conversion.families import Config
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.typed_values import read_json
 
 # A token that the model lacks must never be the best one; -1e9 would be infinite in half precision.
 _NEVER = -1e4

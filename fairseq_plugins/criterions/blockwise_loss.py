@@ -14,10 +14,10 @@ from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
+from fairseq_plugins.checkpoint.loading import unwrap
 from fairseq_plugins.criterions.sums import add_up
 from fairseq_plugins.decoding.method import option
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.loading import unwrap
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 
 

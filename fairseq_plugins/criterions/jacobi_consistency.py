@@ -16,11 +16,11 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fairseq_plugins.checkpoint.loading import unwrap
 from fairseq_plugins.criterions.sums import add_up
 from fairseq_plugins.decoding.method import option
 from fairseq_plugins.decoding.methods.jacobi import first_window
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.loading import unwrap
 from fairseq_plugins.models.block_nat import BlockNat
 
 _SUMS = ("loss", "nll_loss", "consistency", "rows", "ntokens", "nsentences", "sample_size", "tokens", "iterations")

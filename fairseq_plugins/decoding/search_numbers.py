@@ -6,8 +6,8 @@ from typing import Annotated, Any, TypedDict
 
 from msgspec import Meta
 
-from fairseq_plugins.commands.typed_values import WrongValue, checked
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.typed_values import WrongValue, checked
 
 Count = Annotated[int, Meta(ge=1, lt=2**31)]
 Length = Annotated[int, Meta(ge=0, lt=2**31)]

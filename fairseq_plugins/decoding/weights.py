@@ -11,7 +11,7 @@ from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import Tensor, nn
 
-from fairseq_plugins.int8_weights import restored, round_to_int8
+from fairseq_plugins.checkpoint.int8_weights import restored, round_to_int8
 
 # Copies of weights up to this size take little memory.
 _SMALL_BYTES = 4 * 2**20

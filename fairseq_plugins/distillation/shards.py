@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairseq_plugins.commands.files import hold, open_own
-from fairseq_plugins.commands.typed_values import load_json
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.files import hold, open_own
+from fairseq_plugins.shared.typed_values import load_json
 
 TOO_LONG = "too-long"
 """Score of a sentence that exceeds the teacher's positions."""

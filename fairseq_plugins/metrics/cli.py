@@ -18,15 +18,15 @@ from typing import Any
 import sacrebleu
 from tabulate import tabulate
 
-from fairseq_plugins.commands.cli import CommandParser, run_command
-from fairseq_plugins.commands.files import write_atomically
-from fairseq_plugins.commands.values import positive
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.metrics.registry import METRICS, REWRITING, choose, compute
 from fairseq_plugins.metrics.sample import Sample, Score, Sentences
 from fairseq_plugins.metrics.significance import Difference, difference, significance
 from fairseq_plugins.metrics.texts import Text, aligned, read_text
-from fairseq_plugins.output import counted
+from fairseq_plugins.process.output import counted
+from fairseq_plugins.shared.cli import CommandParser, run_command
+from fairseq_plugins.shared.files import write_atomically
+from fairseq_plugins.shared.values import positive
 
 
 def load(args: argparse.Namespace) -> Sample:

@@ -11,9 +11,9 @@ from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import TransformerDecoder, TransformerModel, base_architecture
 from torch import Tensor, nn
 
-from fairseq_plugins.checkpoint_settings import model_name
+from fairseq_plugins.checkpoint.loading import read_checkpoint
+from fairseq_plugins.checkpoint.settings import model_name
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.loading import read_checkpoint
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.path import Path as Curve
 from matplotlib.textpath import text_to_path
 
-from fairseq_plugins.commands.files import write_atomically
 from fairseq_plugins.pages.ddg import SOURCE, Sentence, edges_between
+from fairseq_plugins.shared.files import write_atomically
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,6 @@ from typing import Any
 import numpy as np
 import sacrebleu
 
-from fairseq_plugins.commands.cli import CommandParser, run_command
-from fairseq_plugins.commands.files import write_atomically
-from fairseq_plugins.commands.tables import table
 from fairseq_plugins.decoding.recording.reliability import HEADERS
 from fairseq_plugins.metrics.texts import pick
 from fairseq_plugins.pages import figures
@@ -36,6 +33,9 @@ from fairseq_plugins.pages.findings import (
 from fairseq_plugins.pages.runs import Run, load_runs, names_of, read_stats, side
 from fairseq_plugins.pages.sweep_figure import quality_figure, read_sweep
 from fairseq_plugins.pages.template import template
+from fairseq_plugins.shared.cli import CommandParser, run_command
+from fairseq_plugins.shared.files import write_atomically
+from fairseq_plugins.shared.tables import table
 
 PERCENTILES = (50, 90, 95, 99)
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fairseq_plugins.commands.typed_values import load_json
 from fairseq_plugins.decoding.recording.stats import SentenceStats
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.metrics.texts import Text, pick, read_text
+from fairseq_plugins.shared.typed_values import load_json
 
 REMEDY = "give a file that --stats-file wrote"
 

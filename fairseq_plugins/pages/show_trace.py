@@ -16,9 +16,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fairseq_plugins.commands.cli import CommandParser, run_command
-from fairseq_plugins.commands.files import write_atomically
-from fairseq_plugins.commands.values import positive
 from fairseq_plugins.decoding.recording.trace import Iteration, Trace, TracedSentence, read_trace, stream_trace
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages.trace_page import (
@@ -31,6 +28,9 @@ from fairseq_plugins.pages.trace_page import (
     sample_evenly,
     sampling_note,
 )
+from fairseq_plugins.shared.cli import CommandParser, run_command
+from fairseq_plugins.shared.files import write_atomically
+from fairseq_plugins.shared.values import positive
 
 # Colour-blind-safe colours of Okabe and Ito.
 STYLES = {

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fairseq_plugins.commands.typed_values import load_json
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages.figures import GREY, LINES, draw, series_style
+from fairseq_plugins.shared.typed_values import load_json
 
 
 def read_sweep(file: str) -> dict[str, Any]:

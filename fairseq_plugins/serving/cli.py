@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fairseq_plugins.commands.cli import CommandParser, run_command
-from fairseq_plugins.commands.values import not_negative, positive
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.cli import CommandParser, run_command
+from fairseq_plugins.shared.values import not_negative, positive
 
 NAME = "spec-dec-serve"
 KEY_VARIABLE = "SPEC_DEC_API_KEY"

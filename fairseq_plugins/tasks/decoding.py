@@ -14,9 +14,8 @@ from fairseq.tasks import FairseqTask
 from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
 from torch import nn
 
-from fairseq_plugins.checkpoint_settings import check_settings, model_name
-from fairseq_plugins.commands.files import destination
-from fairseq_plugins.commands.session import options_of
+from fairseq_plugins.checkpoint.loading import build_model, read_checkpoint, unwrap
+from fairseq_plugins.checkpoint.settings import check_settings, model_name
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import Backend, choose_backend
 from fairseq_plugins.decoding.checks import check_finite, check_fit, check_task_options
@@ -35,10 +34,11 @@ from fairseq_plugins.decoding.reference.sampling import Sampling
 from fairseq_plugins.decoding.reference.search.strategy import OPTIONS, SearchStrategy
 from fairseq_plugins.decoding.search_numbers import check_search_numbers
 from fairseq_plugins.decoding.weights import Precision
-from fairseq_plugins.ending import close_with
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.loading import build_model, read_checkpoint, unwrap
 from fairseq_plugins.models.block_nat import BlockNat
+from fairseq_plugins.process.ending import close_with
+from fairseq_plugins.shared.files import destination
+from fairseq_plugins.shared.session import options_of
 from fairseq_plugins.tasks.drafts import LineNumbers, TaskDrafts
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,8 @@ from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
 from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
 from torch import distributed, nn
 
-from fairseq_plugins import tensorboard
-from fairseq_plugins.commands.session import options_of
-from fairseq_plugins.commands.workers import check_trains_together, find_worker
+from fairseq_plugins.checkpoint.loading import build_model, check_task, read_checkpoint, unwrap
+from fairseq_plugins.criterions import tensorboard
 from fairseq_plugins.criterions.block_reliability import logged_reliability
 from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.decoding import methods
@@ -25,9 +24,10 @@ from fairseq_plugins.decoding.reference.arithmetic import without_cudnn_attentio
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.trained_drafter import store_survival
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.loading import build_model, check_task, read_checkpoint, unwrap
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
+from fairseq_plugins.shared.session import options_of
+from fairseq_plugins.shared.workers import check_trains_together, find_worker
 from fairseq_plugins.tasks.decoding import DecodesWithDrafts, drafter_in, generator_like, native_weights
 
 _DEFAULT_BLOCK_SIZE = 25

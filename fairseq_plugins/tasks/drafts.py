@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from fairseq_plugins.commands.draft_files import check_known, read_drafts
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.draft_files import check_known, read_drafts
 
 
 class LineNumbers:

@@ -25,17 +25,17 @@ from fairseq_plugins.api.generators import BATCH_SIZE
 from fairseq_plugins.api.options import LOAD
 from fairseq_plugins.api.results import CallStatistics
 from fairseq_plugins.api.spelling import on_command_line
-from fairseq_plugins.commands.cli import CommandParser, run_command
-from fairseq_plugins.commands.files import Destination, destination, open_own, sha256, unwritable
-from fairseq_plugins.commands.invalid_text import mend_lines
-from fairseq_plugins.commands.progress import progress_bar
-from fairseq_plugins.commands.values import positive
-from fairseq_plugins.commands.workers import end_with_parent, find_worker, start_processes, take_shards
 from fairseq_plugins.data.sentences import join_text, split_text
 from fairseq_plugins.decoding import methods
-from fairseq_plugins.ending import fail
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.output import counted, say
+from fairseq_plugins.process.ending import fail
+from fairseq_plugins.process.output import counted, say
+from fairseq_plugins.shared.cli import CommandParser, run_command
+from fairseq_plugins.shared.files import Destination, destination, open_own, sha256, unwritable
+from fairseq_plugins.shared.invalid_text import mend_lines
+from fairseq_plugins.shared.progress import progress_bar
+from fairseq_plugins.shared.values import positive
+from fairseq_plugins.shared.workers import end_with_parent, find_worker, start_processes, take_shards
 from fairseq_plugins.translation.drafts import DraftSources, count_lines, draft_sources
 from fairseq_plugins.translation.output_shards import CHUNK, OutputShard, OutputShards, remove_finished
 

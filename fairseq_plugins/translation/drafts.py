@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Sequence
 
 from fairseq_plugins.api import Memory, Model
-from fairseq_plugins.commands.draft_files import check_known, read_drafts
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.draft_files import check_known, read_drafts
 
 # Lines whose tokens tell whether a file is in the target's language.
 _SAMPLE = 256

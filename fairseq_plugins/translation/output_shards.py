@@ -18,7 +18,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fairseq_plugins.commands.files import (
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.process.output import say
+from fairseq_plugins.shared.files import (
     Destination,
     hold,
     is_own_file,
@@ -27,9 +29,7 @@ from fairseq_plugins.commands.files import (
     unwritable,
     write_atomically,
 )
-from fairseq_plugins.commands.typed_values import load_json
-from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.output import say
+from fairseq_plugins.shared.typed_values import load_json
 
 CHUNK = 1024
 """Number of lines that are sorted by length and written together."""

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import fairseq_plugins
 from fairseq_plugins.api.files import GPT2_FILES, find_subwords
+from fairseq_plugins.checkpoint.loading import read_checkpoint
 from fairseq_plugins.conversion.convert import convert
 from fairseq_plugins.data.fastbpe_codes import FastBPECodes, FastBPECodesConfig, is_fastbpe
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.loading import read_checkpoint
 from tests.conftest import Corpus
 from tests.support import REPOSITORY, make_dictionary
 

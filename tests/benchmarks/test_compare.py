@@ -14,8 +14,8 @@ from tqdm import tqdm
 from fairseq_plugins.benchmarks import bench, compare, measuring
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, BLOCKWISE, CONTENDERS, Contender
 from fairseq_plugins.benchmarks.measuring import Plan, Row, measure_speed
-from fairseq_plugins.commands.machine import machine
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.machine import machine
 from fairseq_plugins.tasks.beside import add_decoder
 from tests.conftest import Corpus
 from tests.families import FAMILIES

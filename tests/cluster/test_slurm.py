@@ -15,10 +15,10 @@ import pytest
 import fairseq_plugins
 from tests.cluster import slurm
 from tests.conftest import Corpus
+from tests.process.test_stopping import trainer_without_gpus, training
 from tests.support import REPOSITORY
 from tests.test_documented_commands import blocks
 from tests.test_recipes import TINY, write_text
-from tests.test_stopping import trainer_without_gpus, training
 
 pytestmark = [
     pytest.mark.slow,

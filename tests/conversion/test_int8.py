@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import fairseq_plugins
+from fairseq_plugins.checkpoint.int8_weights import Int8Weight, restored, round_to_int8
+from fairseq_plugins.checkpoint.loading import read_checkpoint
 from fairseq_plugins.conversion import cli
-from fairseq_plugins.int8_weights import Int8Weight, restored, round_to_int8
-from fairseq_plugins.loading import read_checkpoint
 from tests.conversion.support import save_model
 from tests.support import REPOSITORY, run_in_process
 

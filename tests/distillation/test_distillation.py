@@ -17,12 +17,12 @@ import pytest
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import load_indexed_dataset
 
-from fairseq_plugins.commands.files import HeldByAnother
-from fairseq_plugins.commands.workers import Worker, find_worker, take_shards
 from fairseq_plugins.distillation import cli, shards
 from fairseq_plugins.distillation.merge import filter_pairs
 from fairseq_plugins.distillation.shards import TOO_LONG, Sentence, ShardWriter, read_shard
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.files import HeldByAnother
+from fairseq_plugins.shared.workers import Worker, find_worker, take_shards
 from tests.conftest import Corpus
 from tests.support import REPOSITORY, run_in_process
 
@@ -170,7 +170,7 @@ def test_worker_waits_for_shards_held_by_others(
 ) -> None:
     """Shard 1 is held by a process that ends without finishing it; another one takes it over."""
     held, taken = {1}, {0}
-    monkeypatch.setattr("fairseq_plugins.commands.workers.time.sleep", lambda seconds: held.clear())
+    monkeypatch.setattr("fairseq_plugins.shared.workers.time.sleep", lambda seconds: held.clear())
 
     def begin(shard: int) -> int:
         if shard in held:
@@ -407,7 +407,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def no_locks(file: object, kind: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr("fairseq_plugins.commands.files.fcntl.flock", no_locks)
+    monkeypatch.setattr("fairseq_plugins.shared.files.fcntl.flock", no_locks)
     with pytest.raises(
         ConfigurationError, match=r"cannot be locked \(No locks available\); give a path on a file system"
     ):

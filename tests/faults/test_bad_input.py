@@ -13,14 +13,14 @@ from unittest import mock
 import pytest
 
 from fairseq_plugins import errors
-from fairseq_plugins.commands.invalid_text import mend_lines, read_invalid_text
+from fairseq_plugins.shared.invalid_text import mend_lines, read_invalid_text
 from tests.faults.released import Released, options, prepare
 from tests.support import run_in_process
 
 TABLE = Path(__file__).with_name("bad_input.txt")
 CASES = re.findall(r"^\$ (.+)\n(.+)\nstatus (\d+)$", TABLE.read_text(encoding="utf-8"), flags=re.MULTILINE)
 MAINS = {
-    "spec-dec-average": "fairseq_plugins.averaging",
+    "spec-dec-average": "fairseq_plugins.checkpoint.averaging",
     "spec-dec-bench": "fairseq_plugins.benchmarks.benchmark",
     "spec-dec-compare": "fairseq_plugins.benchmarks.compare",
     "spec-dec-distill": "fairseq_plugins.distillation.cli",

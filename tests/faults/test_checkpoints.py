@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_plugins import averaging
+from fairseq_plugins.checkpoint import averaging
+from fairseq_plugins.checkpoint.loading import read_checkpoint
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.loading import read_checkpoint
 from tests.conftest import Corpus
 
 

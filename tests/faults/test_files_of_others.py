@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from fairseq_plugins.benchmarks.setting import conversions
-from fairseq_plugins.commands.files import Destination, write_atomically
-from fairseq_plugins.commands.partial_file import PartialFile
 from fairseq_plugins.distillation.merge import merge
 from fairseq_plugins.distillation.shards import ShardWriter
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.files import Destination, write_atomically
+from fairseq_plugins.shared.partial_file import PartialFile
 from fairseq_plugins.translation.output_shards import OutputShards, remove_finished
 from tests.conftest import Corpus
 from tests.support import REPOSITORY

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_plugins import ending
-from fairseq_plugins.commands.files import destination, write_atomically
-from fairseq_plugins.commands.partial_file import PartialFile
 from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStats
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.process import ending
+from fairseq_plugins.shared.files import destination, write_atomically
+from fairseq_plugins.shared.partial_file import PartialFile
 from tests.faults.released import Released, options, prepare
 from tests.support import REPOSITORY
 
@@ -356,7 +356,7 @@ def test_interrupted_run_keeps_what_it_has(released: Released, programs: Path, t
 
 PRINTING = (
     "import sys; sys.argv[0] = 'spec-dec-test'\n"
-    "from fairseq_plugins.commands.cli import run_command\n"
+    "from fairseq_plugins.shared.cli import run_command\n"
     "sys.exit(run_command('spec-dec-test', lambda argv: print('x' * int(argv[0]))))"
 )
 

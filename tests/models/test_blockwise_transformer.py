@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from fairseq_plugins.checkpoint.loading import load_model
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.loading import load_model
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
 from fairseq_plugins.tasks.options import SpecDecConfig
 from fairseq_plugins.tasks.spec_dec import SpecDecTask

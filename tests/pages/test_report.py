@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from fairseq_plugins.commands.machine import machine
 from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStats
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages import figures, report
@@ -23,6 +22,7 @@ from fairseq_plugins.pages.findings import (
     speed_ups,
 )
 from fairseq_plugins.pages.runs import Run, load_runs, read_stats
+from fairseq_plugins.shared.machine import machine
 from tests.pages.trace_samples import SPECIAL, header, note, sentence, write
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fairseq_plugins import tensorboard
+from fairseq_plugins.criterions import tensorboard
 from tests.conftest import TINY, Corpus
 from tests.support import finish_command, run_in_process, start_command
 

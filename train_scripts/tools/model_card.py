@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from tabulate import tabulate
 
-from fairseq_plugins.commands.checksums import write_sums
-from fairseq_plugins.commands.files import write_atomically
+from fairseq_plugins.shared.checksums import write_sums
+from fairseq_plugins.shared.files import write_atomically
 
 COLUMNS = 120  # line width of the text around tables
 SUBWORD_OPTIONS = {"unigram": "", "bpe": "", "moses": "", "gpt2": " --subwords GPT2"}

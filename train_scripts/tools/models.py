@@ -7,11 +7,11 @@ import numpy
 import torch
 from fairseq.data import data_utils
 
-from fairseq_plugins.averaging import average, to_half, write_checkpoint
+from fairseq_plugins.checkpoint.averaging import average, to_half, write_checkpoint
+from fairseq_plugins.checkpoint.loading import read_checkpoint
 from fairseq_plugins.errors import ConfigurationError  # the plugin also lets torch read fairseq's checkpoints
-from fairseq_plugins.fingerprints import state_fingerprint
-from fairseq_plugins.loading import read_checkpoint
 from fairseq_plugins.models.block_nat.model import OF_VERIFIER
+from fairseq_plugins.shared.fingerprints import state_fingerprint
 
 
 def keep_decoder_layers(source: Path, target: Path, *, layers: str) -> None:

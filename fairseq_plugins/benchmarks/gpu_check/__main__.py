@@ -21,11 +21,11 @@ from fairseq_plugins.benchmarks.gpu_check import device, engine, exactness, prog
 from fairseq_plugins.benchmarks.gpu_check.environment import Environment
 from fairseq_plugins.benchmarks.gpu_check.report import FAILED, NOT_RUN, Outcome, render
 from fairseq_plugins.benchmarks.gpu_check.worker import Check, Worker
-from fairseq_plugins.commands.cli import run_command
-from fairseq_plugins.commands.files import write_atomically
-from fairseq_plugins.commands.machine import machine
-from fairseq_plugins.commands.values import positive
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.cli import run_command
+from fairseq_plugins.shared.files import write_atomically
+from fairseq_plugins.shared.machine import machine
+from fairseq_plugins.shared.values import positive
 
 # Seconds for a check, except for those that use all that is left.
 _LONGEST = 180.0

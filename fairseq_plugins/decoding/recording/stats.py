@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fairseq_plugins.commands.machine import machine
-from fairseq_plugins.commands.partial_file import PartialFile, was_interrupted
 from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs
-from fairseq_plugins.output import counted, say
+from fairseq_plugins.process.output import counted, say
+from fairseq_plugins.shared.machine import machine
+from fairseq_plugins.shared.partial_file import PartialFile, was_interrupted
 
 
 @dataclass

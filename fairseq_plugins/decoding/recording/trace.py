@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fairseq_plugins.commands.typed_values import load_json
 from fairseq_plugins.decoding.methods import DECODERS, METHODS
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.typed_values import load_json
 
 FORMAT = "spec-dec-trace"
 VERSION = 3

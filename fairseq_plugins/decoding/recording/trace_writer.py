@@ -9,11 +9,11 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
-from fairseq_plugins.commands.partial_file import PartialFile
 from fairseq_plugins.decoding.method import GIVEN, TOP_1, VERIFIER, MethodSpec
 from fairseq_plugins.decoding.recording.trace import FORMAT, OPTION, VERSION, Iteration, TracedSentence
 from fairseq_plugins.decoding.reference.state import Advance
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.partial_file import PartialFile
 
 
 def check_traceable(file: str, spec: MethodSpec, scores_reference: bool, is_one_run: bool) -> None:

@@ -12,10 +12,10 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
 from fairseq_plugins.data.block_masking import Blocks
-from fairseq_plugins.fingerprints import dictionary_fingerprint
 from fairseq_plugins.models.positions import position_table
 from fairseq_plugins.models.transition import TransitionScores
 from fairseq_plugins.models.verifier_features import FeatureReader, layer_numbers
+from fairseq_plugins.shared.fingerprints import dictionary_fingerprint
 
 SURVIVAL_BINS = 20
 """Number of bins of survival; the same as in csrc/policy.h."""

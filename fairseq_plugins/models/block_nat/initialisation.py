@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq_plugins.checkpoint.loading import build_model, read_checkpoint
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.loading import build_model, read_checkpoint
 from fairseq_plugins.models.activation import activation_function
 from fairseq_plugins.models.verifier_features import FeatureReader
 

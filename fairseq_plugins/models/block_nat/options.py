@@ -5,8 +5,8 @@ from typing import Any
 
 from fairseq.models.transformer import base_architecture
 
+from fairseq_plugins.checkpoint.loading import read_checkpoint
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.loading import read_checkpoint
 
 # Options of an encoder or a decoder; the last two are a decoder's only.
 _OF_PART = ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before", "input_dim", "output_dim")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_plugins.commands.machine import machine
 from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStats
 from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.machine import machine
 from tests.support import Options, decode, fairseq_greedy, ids, make_sample, make_task, make_transformer
 
 BATCH = [SentenceStats(3, 5, 7, 2, [4, 3], 2, 0.5), SentenceStats(1, 4, 2, 1, [2], 2, 0.5)]

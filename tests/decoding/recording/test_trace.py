@@ -482,7 +482,7 @@ def test_ctrl_c_leaves_no_final_file(tmp_path: Path, interrupted: bool) -> None:
         for name in ("fairseq_plugins", "fairseq_plugins.decoding"):
             sys.modules[name] = types.ModuleType(name)
             sys.modules[name].__path__ = [name.replace(".", "/")]
-        from fairseq_plugins.commands.partial_file import PartialFile
+        from fairseq_plugins.shared.partial_file import PartialFile
 
         class Owner: pass
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fairseq_plugins.commands.machine import resident
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.native.model import NativeWeights
 from fairseq_plugins.decoding.reference.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.reference.encoder import FusedEncoder
 from fairseq_plugins.decoding.reference.engine import Engine
+from fairseq_plugins.shared.machine import resident
 from tests.support import (
     Options,
     fairseq_greedy,

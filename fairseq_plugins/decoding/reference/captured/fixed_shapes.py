@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_plugins.decoding.reference.layout import Chain
-from fairseq_plugins.output import say
+from fairseq_plugins.process.output import say
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Checkpoints: their settings, weights, safe loading, averages."""

@@ -1,0 +1,135 @@
+"""Average the last checkpoints of a training run into one small file.
+
+    spec-dec-average FOLDER --last 10 --output MODEL.pt
+
+Following Vaswani et al. (2017, section 6.1) and Ott et al. (2018). The result holds no optimiser state and, by default,
+half-precision weights; fairseq-generate and fairseq-train --restore-file --reset-optimizer read it as any other
+checkpoint.
+"""
+
+import io
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq_plugins.checkpoint.loading import read_state
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.checksums import forget_sum
+from fairseq_plugins.shared.cli import CommandParser, run_command
+from fairseq_plugins.shared.files import write_atomically
+from fairseq_plugins.shared.values import positive
+
+_NUMBERED = re.compile(r"checkpoint(?:_\d+_)?(\d+)\.pt")
+
+
+def last_checkpoints(folder: Path, count: int) -> list[Path]:
+    """Return the last `count` checkpoints of a training run: by updates, or else by epochs.
+
+    Raises ConfigurationError if there are fewer.
+    """
+    for pattern in ("checkpoint_*_*.pt", "checkpoint*.pt"):
+        by_number = {}
+        for file in folder.glob(pattern):
+            match = _NUMBERED.fullmatch(file.name)
+            if match is not None:
+                by_number[int(match.group(1))] = file
+        if len(by_number) >= count:
+            return [by_number[number] for number in sorted(by_number)[-count:]]
+    raise ConfigurationError(
+        f"{folder}: has fewer than {count} numbered checkpoints; give a smaller --last, or checkpoint_best.pt alone; "
+        "fairseq-train keeps them with --save-interval-updates and --keep-interval-updates, or one of each epoch"
+    )
+
+
+def average(files: Sequence[Path]) -> dict[str, Any]:
+    """Return the last of several checkpoints of one model with averaged weights, without optimiser state.
+
+    Integer tensors are the last's. Tied weights stay one tensor, so that a file has them once. Raises
+    ConfigurationError if a file cannot be read, or weights differ in name or shape.
+    """
+    total: dict[str, Tensor] = {}
+    state: dict[str, Any] = {}
+    for file in files:
+        read_state(str(file), "checkpoint")  # raises the errors of unreadable files
+        state = torch.load(file, map_location="cpu")
+        weights = state["model"]
+        shapes = {name: value.shape for name, value in weights.items()}
+        if total and shapes != {name: value.shape for name, value in total.items()}:
+            raise ConfigurationError(f"{file}: its weights differ in name or shape from {files[0]}'s; give one model's")
+        for name, value in weights.items():
+            if value.is_floating_point() and name in total:
+                total[name] += value.double()
+            else:
+                total[name] = value.double() if value.is_floating_point() else value
+    mean: dict[str, Tensor] = {}
+    first: dict[tuple[Any, ...], str] = {}
+    for name, value in state["model"].items():
+        tied = first.setdefault((value.data_ptr(), value.shape, value.stride()), name)
+        if tied != name:
+            mean[name] = mean[tied]
+        else:
+            mean[name] = (total[name] / len(files)).float() if value.is_floating_point() else total[name]
+    state["model"] = mean
+    state["last_optimizer_state"] = None
+    # Only entries that loading needs: others describe the run's data and machine.
+    iterator = {"epoch": state["extra_state"]["train_iterator"]["epoch"]}
+    state["extra_state"] = {"train_iterator": iterator, "averaged": [file.name for file in files]}
+    return state
+
+
+def to_half(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the checkpoint with half-precision weights; raises ConfigurationError if one is too large."""
+    once: dict[int, Tensor] = {}
+    halves = {
+        name: once.setdefault(id(value), value.half()) if value.is_floating_point() else value
+        for name, value in state["model"].items()
+    }
+    for name, value in halves.items():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise ConfigurationError(f"{name}: not all of it fits half precision; add --fp32")
+    return {**state, "model": halves}
+
+
+def write_checkpoint(path: Path, state: dict[str, Any], option: str) -> int:
+    """Write a checkpoint atomically; return its size in bytes. `option` named the file, for errors."""
+    content = io.BytesIO()
+    torch.save(state, content)
+    forget_sum(path)
+    write_atomically(path, content.getvalue(), option)
+    return content.tell()
+
+
+def get_parser() -> CommandParser:
+    """Return the parser of `spec-dec-average`."""
+    example = "spec-dec-average checkpoints/drafter --last 10 --output drafter.pt"
+    parser = CommandParser("spec-dec-average", (__doc__ or "").split("\n")[0], example)
+    add = parser.add_argument
+    add("inputs", nargs="+", metavar="FOLDER|FILE", help="a training folder with numbered checkpoints, or checkpoints")
+    add("--last", type=positive, default=10, metavar="N", help="average the last N of a folder (default: 10)")
+    add("--output", required=True, metavar="MODEL.pt", help="write the averaged checkpoint there")
+    add("--fp32", action="store_true", help="save weights in single precision (default: half precision)")
+    return parser
+
+
+def run(argv: Sequence[str]) -> None:
+    """Parse the arguments, average and write."""
+    args = get_parser().parse_args(argv)
+    inputs = [Path(name) for name in args.inputs]
+    files = last_checkpoints(inputs[0], args.last) if len(inputs) == 1 and inputs[0].is_dir() else inputs
+    state = average(files)
+    size = write_checkpoint(Path(args.output), state if args.fp32 else to_half(state), "--output")
+    print(f"{args.output}: mean of {', '.join(file.name for file in files)}; {size / 1e6:.1f} MB")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `spec-dec-average`."""
+    return run_command("spec-dec-average", run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

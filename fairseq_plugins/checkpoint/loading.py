@@ -1,0 +1,125 @@
+"""Load models outside of fairseq's own `--path`: the verifier in training, the drafter in decoding."""
+
+import logging
+import os
+from typing import Any
+
+from fairseq import checkpoint_utils, models
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.tasks import TASK_REGISTRY, FairseqTask
+from torch import nn
+
+from fairseq_plugins.checkpoint.settings import check_settings, model_name
+from fairseq_plugins.errors import NOT_OF_FAIRSEQ_TRAIN, ConfigurationError, nearest_checkpoint, unreadable_checkpoint
+
+logger = logging.getLogger(__name__)
+
+# Tasks with language tokens in their data that decode as plain translation tasks.
+_TASKS_WITH_LANGUAGE_TOKENS = {"multilingual_denoising", "online_backtranslation"}
+_OPTIONS_OF_LANGUAGE_TOKENS = ("encoder_langtok", "decoder_langtok", "langtoks")
+
+
+def read_checkpoint(path: str, option: str) -> tuple[dict[str, Any], Any]:
+    """Return what `read_state` does; raise ConfigurationError also for settings that fairseq must not build."""
+    state, model_cfg = read_state(path, option)
+    check_settings(model_cfg, f"{option} {path}")
+    return state, model_cfg
+
+
+def read_state(path: str, option: str) -> tuple[dict[str, Any], Any]:
+    """Return the state of a checkpoint (weights under "model"), on the CPU, and the options of its model, unchecked.
+
+    `option` is the option that named the file, for errors. Raises ConfigurationError for a missing or truncated file.
+    """
+    if not os.path.exists(path):
+        raise ConfigurationError(
+            f"{option} {path}: no such file; give the checkpoint that fairseq-train wrote{nearest_checkpoint(path)}"
+        )
+    try:
+        state = checkpoint_utils.load_checkpoint_to_cpu(path)
+    except Exception as error:
+        reason = unreadable_checkpoint(error)
+        if reason is None:
+            raise
+        raise ConfigurationError(f"{option} {path}: {reason}") from error
+    if "model" not in state or (state.get("cfg") is None and state.get("args") is None):
+        raise ConfigurationError(f"{option} {path}: {NOT_OF_FAIRSEQ_TRAIN}")
+    cfg = state["cfg"] if state.get("cfg") is not None else convert_namespace_to_omegaconf(state["args"])
+    return state, cfg.model
+
+
+def check_task(model_cfg: Any, task: Any, option: str) -> None:
+    """Raise ConfigurationError for a model trained with a task that adds tokens which `task` does not add.
+
+    A multilingual model translates wrongly without its language tokens, forced first token or own EOS. `model_cfg` has
+    the options of model and task from the checkpoint. An unknown task is only a warning.
+    """
+    name = getattr(model_cfg, "task", None)
+    kind = TASK_REGISTRY.get(name)
+    kind = getattr(kind, "without_decoder", kind)  # `add_decoder` overrides methods
+    token_option = next((key for key in _OPTIONS_OF_LANGUAGE_TOKENS if getattr(model_cfg, key, None)), None)
+    if kind is not None and isinstance(task, kind):
+        return
+    decodes_otherwise = kind is not None and any(
+        getattr(kind, method) is not getattr(FairseqTask, method) for method in ("build_generator", "inference_step")
+    )
+    if decodes_otherwise or token_option is not None or name in _TASKS_WITH_LANGUAGE_TOKENS:
+        reason = "" if token_option is None else f" and --{token_option.replace('_', '-')}"
+        raise ConfigurationError(
+            f"{option}: was trained with --task {name}{reason}, which adds tokens or limits in decoding; "
+            f"give --task {name} and its options beside --decoder, in Python load(task=...) or wrap(task, decoder=...)"
+        )
+    if name is not None and kind is None:
+        logger.warning(f"{option}: was trained with --task {name}, which is unknown here; decodes as a translation")
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the model inside fairseq's wrappers for distributed training, which may be nested."""
+    inner = getattr(model, "module", None)
+    return unwrap(inner) if isinstance(inner, nn.Module) else model
+
+
+def load_model(path: str, task: Any, option: str, required: type[nn.Module] | None = None, **build: Any) -> nn.Module:
+    """Build the model of a checkpoint and load its weights, on the CPU and in eval mode.
+
+    Args:
+        path: checkpoint file.
+        task: task that gives the dictionaries.
+        option: option that named the file, for errors.
+        required: class that the model must have.
+        build: further arguments of the model's `build_model`.
+
+    Raises ConfigurationError for a missing, truncated or unsuitable file.
+    """
+    return build_model(*read_checkpoint(path, option), path, task, option, required, **build)
+
+
+def build_model(
+    state: dict[str, Any],
+    model_cfg: Any,
+    path: str,
+    task: Any,
+    option: str,
+    required: type[nn.Module] | None = None,
+    **build: Any,
+) -> nn.Module:
+    """Build the model as `load_model` does, from `state` and `model_cfg` of `read_checkpoint`, which checks them."""
+    kind = model_name(model_cfg)
+    model_class = models.ARCH_MODEL_REGISTRY.get(kind) or models.MODEL_REGISTRY.get(kind)
+    assert model_class is not None  # as `read_checkpoint` has checked
+    if required is not None and not issubclass(model_class, required):
+        raise ConfigurationError(f"{option} {path}: holds a {kind}, not a {required.__name__}; give another checkpoint")
+    was_loading = getattr(task, "loading_checkpoint", False)
+    task.loading_checkpoint = True
+    try:
+        model = model_class.build_model(model_cfg, task, **build)
+        model.load_state_dict(state["model"], strict=True, model_cfg=model_cfg)
+    except (RuntimeError, TypeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigurationError(
+            f"{option} {path}: its weights do not fit this data's dictionaries or its own settings ({reason}); "
+            "use the data folder and the dictionaries that it was trained with"
+        ) from error
+    finally:
+        task.loading_checkpoint = was_loading
+    return model.eval()

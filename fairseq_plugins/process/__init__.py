@@ -1,0 +1,1 @@
+"""The process of a command: its output, end, signals, memory and imports."""

@@ -1,0 +1,76 @@
+"""Checksums of a model folder's files, in a SHA256SUMS as `sha256sum` writes it."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.files import sha256_of, write_atomically
+
+SUMS = "SHA256SUMS"
+_LINE = re.compile(r"([0-9a-f]{64}) [ *]([^/\0]+)")
+_UNLISTED = (SUMS, "README.md")  # the model card is for people, who may edit it
+
+
+def write_sums(folder: Path) -> None:
+    """Write the checksums of all files in a model folder; `sha256sum --check SHA256SUMS` in it reads them.
+
+    Raises:
+        ConfigurationError: if they cannot be written.
+    """
+    files = (file for file in sorted(folder.iterdir()) if file.is_file() and file.name not in _UNLISTED)
+    _write(folder, {file.name: sha256_of(file) for file in files})
+
+
+def check_sums(checkpoints: Iterable[Path], data: Path) -> None:
+    """Check the files that loading a model reads against the checksums in their folders, where there are any.
+
+    Args:
+        checkpoints: of verifier and drafter.
+        data: folder of dictionaries, subwords and load.json. All its files that are listed are checked, except
+            checkpoints.
+
+    Raises:
+        ConfigurationError: for a file with other content.
+    """
+    files = dict.fromkeys(checkpoints)
+    files |= {data / name: None for name in _read(data) if not name.endswith(".pt")}
+    for file in files:
+        expected = _read(file.parent).get(file.name)
+        if expected is not None and file.is_file() and sha256_of(file) != expected:
+            raise ConfigurationError(
+                f"{file}: is damaged or was changed (its checksum is not that in {SUMS}); copy it again, or remove its "
+                f"line from {file.parent / SUMS} if the change is yours"
+            )
+
+
+def forget_sum(file: Path) -> None:
+    """Remove the checksum of a file that is about to be replaced.
+
+    Raises:
+        ConfigurationError: if checksums cannot be read or written.
+    """
+    sums = _read(file.parent)
+    if sums.pop(file.name, None) is not None:
+        _write(file.parent, sums)
+
+
+def _read(folder: Path) -> dict[str, str]:
+    """Return file name -> checksum; empty for a folder without checksums."""
+    file = folder / SUMS
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{file}: cannot be read ({error}); copy it again, or remove it") from error
+    found = [_LINE.fullmatch(line) for line in lines]
+    if None in found:
+        raise ConfigurationError(
+            f"{file}: line {found.index(None) + 1} has no checksum of sha256sum; copy the file again, or remove it"
+        )
+    return {match[2]: match[1] for match in found if match is not None}
+
+
+def _write(folder: Path, sums: dict[str, str]) -> None:
+    write_atomically(folder / SUMS, "".join(f"{value}  {name}\n" for name, value in sums.items()), "checksums")

@@ -1,0 +1,167 @@
+"""Shared by the console commands: layout of --help, one-line errors, exit status, log levels."""
+
+import argparse
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from fairseq_plugins.errors import ConfigurationError, Spelling, did_you_mean, explain, on_command_line, spelled_as
+from fairseq_plugins.help_texts import version
+from fairseq_plugins.process.output import (
+    READER_IS_GONE,
+    abandon_output,
+    is_output_failure,
+    is_tool,
+    say,
+    say_output_failure,
+    watch_output,
+)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Show in --help: usage, description, example, required options, then the command's other options.
+
+    Args:
+        example: a command line.
+        inherited: fairseq's parser, whose options are accepted too and shown by --help-all.
+        required: options of `inherited` that are always needed.
+    """
+
+    def __init__(
+        self,
+        prog: str,
+        description: str | None,
+        example: str,
+        inherited: argparse.ArgumentParser | None = None,
+        required: Sequence[argparse.Action] = (),
+    ) -> None:
+        alone = inherited is None
+        parents = [] if inherited is None else [inherited]
+        super().__init__(prog, description=description, parents=parents, add_help=alone, allow_abbrev=alone)
+        self._example, self._required = example, list(required)
+        self._inherited = 0 if alone else len(self._action_groups)
+
+    @property
+    def extends_fairseq(self) -> bool:
+        """Whether the command also has all options of fairseq-generate."""
+        return self._inherited > 0
+
+    @property
+    def own_groups(self) -> list[argparse._ArgumentGroup]:
+        """The groups of the command's own options."""
+        return self._action_groups[self._inherited :]
+
+    def format_help(self) -> str:
+        """Return what --help prints."""
+        text = self._format_groups(self.own_groups)
+        if self.extends_fairseq:
+            text += "\nAlso: options of decoding (--decoder, --drafter-path, --block-size) and of fairseq-generate "
+            text += "(--gen-subset,\n--batch-size, --cpu); see --help-all, or docs/options.md.\n"
+        return text
+
+    def format_full_help(self, decoding: argparse._ArgumentGroup) -> str:
+        """Return what --help-all prints: the options of decoding after the command's, then fairseq's."""
+        return self._format_groups([*self.own_groups, decoding, *self._action_groups[: self._inherited]])
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a one-line error instead of printing the usage."""
+        raise ConfigurationError(f"{advised(message, self)} (see {self.prog} --help)")
+
+    def _format_groups(self, groups: Sequence[argparse._ArgumentGroup]) -> str:
+        needed = self._required + [action for action in self._actions if action.required]
+        formatter = argparse.RawDescriptionHelpFormatter(self.prog, width=110)
+        formatter.add_usage(None, needed, [])
+        formatter.add_text(self.description)
+        formatter.start_section("example")
+        formatter.add_text(self._example)
+        formatter.end_section()
+        sections = [("required", needed)]
+        sections += [(group.title or "", [a for a in group._group_actions if a not in needed]) for group in groups]
+        for title, actions in sections:
+            formatter.start_section(title)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+        return formatter.format_help().replace("\n\n", " [OPTION ...]\n\n", 1)
+
+
+def advised(message: str, parser: argparse.ArgumentParser) -> str:
+    """Return an error of argparse with the nearest option or value that exists, in place of a list of all."""
+    wrong = re.match(r"argument ([^:]+): invalid choice: '(.*)' \(choose from (.*)\)", message)
+    if wrong is not None:
+        choices = re.findall(r"[^',\s]+", wrong[3])
+        remedy = did_you_mean(wrong[2], choices) or f"choose from {', '.join(choices)}"
+        option = [name for name in wrong[1].split("/") if name.startswith("--")] or [wrong[1]]
+        return f"{option[-1]} {wrong[2]}: no such value; {remedy}"
+    unknown = re.match(r"unrecognized arguments: .*?(--[\w-]+)", message)
+    nearest = "" if unknown is None else did_you_mean(unknown[1], parser._option_string_actions)
+    return f"{message}; {nearest}" if nearest else message
+
+
+class TimeIsUp(KeyboardInterrupt):
+    """SIGUSR1, which Slurm sends before a time limit."""
+
+
+def _time_is_up(*_: Any) -> None:
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    raise TimeIsUp
+
+
+def requeue() -> None:
+    """Requeue this Slurm job if the variable REQUEUE is set."""
+    if os.environ.get("REQUEUE") and os.environ.get("SLURM_JOB_ID"):
+        sys.stdout.flush()
+        subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])
+
+
+def run_command(
+    name: str,
+    run: Callable[[Sequence[str]], None],
+    argv: Sequence[str] | None = None,
+    spelling: Spelling = on_command_line,
+) -> int:
+    """Run a console command; return its exit status.
+
+    Errors name options in the command's spelling.
+
+    0, or 2 after a one-line error that the user can mend, 130 after Ctrl-C, 138 after SIGUSR1, or 141, without a
+    message, after the reader of the output has ended (`| head`).
+    """
+    with spelled_as(spelling):
+        return _run_command(name, run, sys.argv[1:] if argv is None else list(argv))
+
+
+def _run_command(name: str, run: Callable[[Sequence[str]], None], arguments: list[str]) -> int:
+    if arguments == ["--version"]:
+        print(version())
+        return 0
+    # force: modules of fairseq configure logging at import, with a lower level.
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s", force=True)
+    if is_tool():
+        watch_output()
+        signal.signal(signal.SIGUSR1, _time_is_up)
+    try:
+        run(arguments)
+        sys.stdout.flush()
+    except TimeIsUp:
+        say(f"{name}: stopped by SIGUSR1; what is finished is kept")
+        requeue()
+        return 128 + signal.SIGUSR1
+    except KeyboardInterrupt:
+        say(f"{name}: interrupted")
+        return 130
+    except Exception as error:
+        if is_output_failure(error):
+            say_output_failure(error, f"{name}: ")
+            abandon_output()
+            return READER_IS_GONE if isinstance(error, BrokenPipeError) else 2
+        message = explain(error, error.__traceback__)
+        if message is None:
+            raise
+        say(f"{name}: error: {message}")
+        return 2
+    return 0

@@ -1,0 +1,65 @@
+"""Read files of drafts: text, or jsonl that spec-dec-translate wrote."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TypedDict
+
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.typed_values import parse_json
+
+
+def read_drafts(path: str, sentences: int | None = None, of: str = "") -> list[str | list[str]]:
+    """Return the text of every line; of jsonl its tokens.
+
+    Raises ConfigurationError for a missing or unreadable file, or if it has not as many lines as `of` has `sentences`.
+    """
+    if Path(path).is_dir():
+        raise ConfigurationError(f"--drafts {path}: is a folder; give files, and other arguments before the option")
+    try:
+        lines = Path(path).read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+    except FileNotFoundError:
+        raise ConfigurationError(f"--drafts {path}: no such file; give a draft a line") from None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"--drafts {path}: is not text in UTF-8 ({error.reason}); convert it") from error
+    if sentences is not None and len(lines) != sentences:
+        raise ConfigurationError(
+            f"--drafts {path}: has {len(lines)} lines, and {of} has {sentences}; give a draft a line, an empty line "
+            "for none"
+        )
+    if not path.endswith(".jsonl"):
+        return [*lines]
+    return [_tokens(path, number, line) for number, line in enumerate(lines, 1)]
+
+
+class _Line(TypedDict, total=False):
+    tokens: list[str]
+    error: str
+
+
+def _tokens(path: str, number: int, line: str) -> list[str]:
+    """Return the tokens of a line of jsonl; none if the sentence was too long."""
+    try:
+        values: _Line = parse_json(line, _Line)
+    except ValueError:
+        values = {}
+    if not {"tokens", "error"} & values.keys():
+        raise ConfigurationError(
+            f"--drafts {path}: line {number} has no tokens; give text, or the jsonl of spec-dec-translate "
+            "--output-format jsonl"
+        )
+    return values.get("tokens", [])
+
+
+def check_known(path: str, drafts: Iterable[Sequence[str]], knows: Callable[[str], bool]) -> None:
+    """Raise ConfigurationError if at least half of the tokens are unknown: another language, or other subwords.
+
+    `knows` tells whether the target's dictionary has a token.
+    """
+    tokens = [token for draft in drafts for token in draft]
+    missing = sum(not knows(token) for token in tokens)
+    # sentencepiece splits an unknown word of another script into two tokens, the first of them known.
+    if missing > 0 and 2 * missing >= len(tokens):
+        raise ConfigurationError(
+            f"--drafts {path}: {missing} of {len(tokens)} tokens are not in the target's dictionary; give text in the "
+            "target's language, cut as the target is"
+        )

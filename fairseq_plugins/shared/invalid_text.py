@@ -1,0 +1,47 @@
+"""Replace invalid UTF-8 in fairseq-interactive's input by U+FFFD and report it, instead of ending the run."""
+
+import fileinput
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import IO, Any
+
+from fairseq_plugins.process.output import say
+
+_HANDLER = "surrogateescape"
+# Characters that this error handler makes of invalid bytes.
+_INVALID = re.compile("[\udc80-\udcff]+")
+
+
+def read_invalid_text() -> None:
+    """Let fairseq-interactive escape invalid bytes in its input, so that `mend_lines` finds them.
+
+    Only a newline ends a line, not a carriage return alone, so that line numbers are those of other programs.
+
+    fairseq-interactive opens --input with `fileinput.hook_encoded` without an error handler: an invalid byte would end
+    the run. This function is the only one that can be replaced to add the handler.
+    """
+    if os.path.basename(sys.argv[0]) not in ("fairseq-interactive", "interactive.py"):
+        return
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors=_HANDLER, newline="\n")
+    fileinput.hook_encoded = _hook_escaped
+
+
+def _hook_escaped(encoding: str, errors: str | None = None) -> Callable[..., IO[Any]]:
+    """Replace `fileinput.hook_encoded`."""
+    return lambda file, mode: open(file, encoding=encoding, errors=_HANDLER, newline="\n")
+
+
+def mend_lines(lines: Sequence[str], before: int) -> list[str]:
+    """Return lines with U+FFFD in place of escaped bytes, and report each such line on standard error.
+
+    `before` is the number of the file's earlier lines.
+    """
+    mended = []
+    for number, line in enumerate(lines, before + 1):
+        mended.append(_INVALID.sub("\ufffd", line))
+        if mended[-1] != line:
+            say(f"input, line {number}: is not UTF-8; what is wrong was read as U+FFFD")
+    return mended

@@ -1,0 +1,67 @@
+"""A text file that gets its name only when the run succeeds."""
+
+import os
+import sys
+
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.process.ending import fail
+from fairseq_plugins.process.output import say
+from fairseq_plugins.shared.files import destination, open_own, standard_stream, unwritable
+
+
+def was_interrupted() -> bool:
+    """Return whether the interpreter is exiting because of an exception, Ctrl-C included."""
+    return getattr(sys, "last_type", None) is not None
+
+
+class PartialFile:
+    """Write text under a name that ends in `.partial`; `close` renames the file unless the run was interrupted.
+
+    Devices, FIFOs and /dev/stdout are written directly. Raises ConfigurationError when the file cannot be opened; the
+    `option` that named it is for errors. A write error during the run does not stop it: the error is printed in one
+    line, and the exit status is non-zero.
+    """
+
+    def __init__(self, path: str, option: str) -> None:
+        self._given = path
+        self._option = option
+        self._target = destination(path, option)
+        self._has_failed = False
+        # Reuses the open standard output: a second file object would mix up the lines.
+        stream = standard_stream(path) if self._target.is_direct else None
+        self._is_ours = stream is None
+        name, mode = (self._target.path, "a") if self._target.is_direct else (self._target.partial, "w")
+        try:
+            # Line buffering: a killed run keeps its lines, and a full disk is noticed early.
+            opens = open if self._target.is_direct else open_own
+            self._file = stream or opens(name, mode, buffering=1, encoding="utf-8")
+        except OSError as error:
+            raise unwritable(path, option, error) from error
+
+    def write(self, text: str) -> None:
+        """Append whole lines of text."""
+        if not self._has_failed:
+            try:
+                self._file.write(text)
+            except OSError as error:
+                self._give_up(error)
+
+    def close(self) -> None:
+        """Close the file and rename it if the run succeeded; later calls do nothing."""
+        if self._file.closed or not self._is_ours:
+            return
+        try:
+            self._file.close()
+            if not (self._target.is_direct or self._has_failed or was_interrupted()):
+                os.replace(self._target.partial, self._target.path)
+            elif was_interrupted() and not self._target.is_direct:
+                say(f"{self._option} {self._given}: not finished; the lines so far are in {self._target.partial}")
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            message: ConfigurationError | str = unwritable(self._given, self._option, error)
+            partial = self._target.partial
+            fail(str(message) if self._target.is_direct else f"{message}; the lines so far are in {partial}")

@@ -1,0 +1,32 @@
+"""The progress bar of commands."""
+
+import io
+import sys
+from typing import Any
+
+from tqdm import tqdm
+
+from fairseq_plugins.process.output import say
+
+
+class _Lines(io.TextIOBase):
+    """Prints each state of a bar as a line on standard error: for a log, where a carriage return erases nothing."""
+
+    def write(self, text: str) -> int:
+        line = text.strip("\r\n ")
+        if line:
+            say(line)
+        return len(text)
+
+
+def progress_bar(sentences: int, **options: Any) -> tqdm:
+    """Return a progress bar over sentences on standard error; `options` are tqdm's.
+
+    On a terminal it disappears at its end. In a log it is a line every 20 seconds.
+    """
+    if sys.stderr is not None and sys.stderr.isatty():
+        display: dict[str, Any] = {"mininterval": 0.2, "dynamic_ncols": True}
+    else:
+        line = "{desc}: {percentage:.0f} %, {n_fmt} of {total_fmt} {unit}, {elapsed}, about {remaining} left"
+        display = {"mininterval": 20.0, "delay": 20.0, "file": _Lines(), "bar_format": line}
+    return tqdm(total=sentences, unit="sentences", leave=False, **{**display, **options})

@@ -1,0 +1,239 @@
+"""Load task, models and data of a command as fairseq-generate does before it decodes."""
+
+import ast
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import torch
+from fairseq import checkpoint_utils, tasks, utils
+from fairseq.models import FairseqEncoderDecoderModel
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.process.output import ignore_hydras_warnings, say
+from fairseq_plugins.shared.binarised import check_binarised
+from fairseq_plugins.shared.fingerprints import keep_fingerprint
+
+
+class Session:
+    """The task, data and models of a command, on the device and in the precision of its options.
+
+    Args:
+        cfg: fairseq's whole configuration.
+        device: index of the GPU, if there is one.
+
+    Models are loaded on first use.
+    """
+
+    def __init__(self, cfg: DictConfig, device: int | None = None) -> None:
+        self.cfg = cfg
+        self.cuda = torch.cuda.is_available() and not cfg.common.cpu
+        if self.cuda and device is not None:
+            torch.cuda.set_device(device)
+        try:
+            self.task = tasks.setup_task(cfg.task)
+        except ConfigurationError:
+            raise
+        except ValueError as error:  # fairseq's multilingual tasks refuse their options so
+            raise ConfigurationError(f"--task {cfg.task._name}: {' '.join(str(error).split())}") from error
+        self.task.reports_summary = False  # the command prints its own
+
+    @cached_property
+    def models(self) -> list[FairseqEncoderDecoderModel]:
+        """The models of --path; several are an ensemble."""
+        with warnings.catch_warnings():
+            ignore_hydras_warnings()
+            models, _ = checkpoint_utils.load_model_ensemble(
+                utils.split_paths(self.cfg.common_eval.path),
+                arg_overrides=ast.literal_eval(self.cfg.common_eval.model_overrides),
+                task=self.task,
+            )
+        return [self.prepared(model) for model in models]
+
+    def prepared(self, model: FairseqEncoderDecoderModel) -> FairseqEncoderDecoderModel:
+        """Move a model to the device, in the precision of the options, and prepare it for inference."""
+        kind = precision(self.cfg)
+        if kind == "fp16":
+            model.half()
+        elif kind == "bf16":
+            keep_fingerprint(model, model.encoder)
+            model.bfloat16()
+        if self.cuda:
+            model.cuda()
+        model.prepare_for_inference_(self.cfg)
+        return model
+
+    @cached_property
+    def max_positions(self) -> tuple[int, int]:
+        """Maximum source and target length in tokens, of task and models."""
+        return utils.resolve_max_positions(self.task.max_positions(), *[model.max_positions() for model in self.models])
+
+    def load(self, subset: str) -> Any:
+        """Return the dataset of a subset; see `load_subset`."""
+        return load_subset(self.task, subset)
+
+    def usable(self, dataset: Any) -> list[int]:
+        """Return the sentences that the models can read, sorted by length as in fairseq."""
+        skip = self.cfg.dataset.skip_invalid_size_inputs_valid_test
+        order = self.task.filter_indices_by_size(dataset.ordered_indices(), dataset, self.max_positions, skip)
+        return [int(number) for number in order]
+
+    def batch(self, dataset: Any, numbers: Sequence[int]) -> dict[str, Any]:
+        """Return the fairseq sample of these sentences, on the device."""
+        sample = dataset.collater([dataset[number] for number in numbers])
+        return utils.move_to_cuda(sample) if self.cuda else sample
+
+    def batches(self, dataset: Any, numbers: Sequence[int], size: int) -> Iterator[dict[str, Any]]:
+        """Yield fairseq samples of `size` of these sentences each, in their order, on the device."""
+        for first in range(0, len(numbers), size):
+            yield self.batch(dataset, numbers[first : first + size])
+
+    def generation(self, **changed: Any) -> DictConfig:
+        """Return a copy of fairseq's generation options with changes: decoders may set the beam to 1 in it."""
+        options = OmegaConf.create(OmegaConf.to_container(self.cfg.generation))
+        assert isinstance(options, DictConfig)
+        options.update(changed)
+        return options
+
+    def generator(self, models: Sequence[FairseqEncoderDecoderModel] | None = None, **generation: Any) -> Any:
+        """Build the task's generator with all generation options, changed by `generation`.
+
+        `models` default to those of --path.
+        """
+        options = self.generation(**generation)
+        generator = self.task.build_generator(self.models if models is None else models, options)
+        generator.weights_are_fixed = True
+        return generator
+
+    def decode(self, generator: Any, sample: dict[str, Any]) -> list[list[dict[str, Any]]]:
+        """Decode a batch, after --prefix-size tokens of its target; return the hypotheses, the best first.
+
+        `constraints` of the batch are phrases that outputs contain, as fairseq packs them.
+        """
+        _set_beam(self.models, getattr(generator, "beam_size", 1))
+        size = self.prefix_size
+        prefix: Tensor | None = sample["target"][:, :size] if size > 0 else None
+        # Through the task, which may add a first token or a prefix.
+        hypotheses: list[list[dict[str, Any]]] = self.task.inference_step(
+            generator, self.models, sample, prefix, constraints=sample.get("constraints")
+        )
+        return hypotheses
+
+    def steps(self, generator: Any, sample: dict[str, Any]) -> Any:
+        """Decode a batch iteration by iteration: yield as `DraftVerifyGenerator.steps`."""
+        return generator.steps(sample, **self.arguments(sample))
+
+    def arguments(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """Return the prefix and first token that the task passes to a generator."""
+        recorder = _ArgumentRecorder()
+        self.task.inference_step(recorder, self.models, sample, None)
+        return recorder.arguments
+
+    @cached_property
+    def prefix_size(self) -> int:
+        """--prefix-size, cached: reading a configuration takes long compared with decoding one sentence."""
+        return self.cfg.generation.prefix_size
+
+    def join_subwords(self) -> None:
+        """Without an option that joins subwords, choose --remove-bpe by the dictionary's subword marks, and print it.
+
+        BLEU of subwords is higher than BLEU of words, and not comparable with any paper.
+        """
+        if self.cfg.common_eval.post_process is not None or any(self.text_tools):
+            return
+        symbols = self.task.target_dictionary.symbols
+        kind = "sentencepiece" if any(symbol.startswith("\u2581") for symbol in symbols) else None
+        kind = "subword_nmt" if kind is None and any(symbol.endswith("@@") for symbol in symbols) else kind
+        if kind is not None:
+            self.cfg.common_eval.post_process = kind
+            say(f"--remove-bpe: not given; subwords are joined as with --remove-bpe {kind}")
+
+    @cached_property
+    def text_tools(self) -> tuple[Any, Any]:
+        """The objects of --tokenizer and --bpe, or None."""
+        return self.task.build_tokenizer(self.cfg.tokenizer), self.task.build_bpe(self.cfg.bpe)
+
+    @cached_property
+    def stripped(self) -> Collection[int]:
+        """Target ids left out of the text: EOS, and the task's language token."""
+        build = getattr(self.task, "own_generator", self.task.build_generator)
+        own = build(self.models, self.generation(beam=1, nbest=1))
+        return getattr(own, "symbols_to_strip_from_output", {self.task.target_dictionary.eos()})
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return raw text: join subwords and detokenise, as --remove-bpe, --bpe and --tokenizer say."""
+        tokenizer, bpe = self.text_tools
+        words = torch.tensor([token for token in tokens if token not in self.stripped])
+        line = self.task.target_dictionary.string(words, self.cfg.common_eval.post_process)
+        line = bpe.decode(line) if bpe is not None else line
+        return tokenizer.decode(line) if tokenizer is not None else line
+
+
+class _ArgumentRecorder:
+    """Takes a generator's place to record the prefix and first token that a task passes."""
+
+    arguments: dict[str, Any]
+
+    def generate(self, models: Any, sample: dict[str, Any], **arguments: Any) -> list[Any]:
+        self.arguments = arguments
+        return []
+
+
+def precision(cfg: DictConfig) -> str:
+    """Return the precision of the weights: fp16, bf16 or fp32."""
+    return "fp16" if cfg.common.fp16 else "bf16" if cfg.common.bf16 else "fp32"
+
+
+def options_of(task: Any) -> Any:
+    """Return the options of a task: its `cfg`, or the namespace of fairseq's older tasks."""
+    cfg = getattr(task, "cfg", None)
+    return task.args if cfg is None else cfg
+
+
+def set_options(options: Any, **values: Any) -> dict[str, Any]:
+    """Set options of a task; return their previous values."""
+    before = {name: getattr(options, name) for name in values}
+    for name, value in values.items():
+        setattr(options, name, value)
+    return before
+
+
+def load_subset(task: Any, subset: str) -> Any:
+    """Return the dataset of a subset; raises ConfigurationError if it is missing, empty or misaligned."""
+    with subset_errors(subset, options_of(task).data):
+        task.load_dataset(subset)
+    return task.dataset(subset)
+
+
+@contextmanager
+def subset_errors(subset: str, data: str) -> Iterator[None]:
+    """Raise ConfigurationError for a missing, empty, misaligned or truncated subset of a data folder."""
+    check_binarised(data, subset)
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"--gen-subset {subset}: no such subset in {data}; name one that fairseq-preprocess wrote there"
+        ) from error
+    except AssertionError as error:
+        raise ConfigurationError(
+            f"{data}: {subset} has different numbers of source and target sentences; binarise it again from text in "
+            "which line n of one side belongs to line n of the other"
+        ) from error
+    except ValueError as error:
+        if "empty file" not in str(error):
+            raise
+        raise ConfigurationError(
+            f"{data}: {subset} has no sentences; binarise it again from text that has some"
+        ) from error
+
+
+def _set_beam(models: Sequence[FairseqEncoderDecoderModel], beam: int) -> None:
+    """Set the beam in the layers of fairseq's BART, which keep that of the last search."""
+    for model in models:
+        for layer in model.decoder.layers if hasattr(model, "set_beam_size") else ():
+            layer.encoder_attn.set_beam_size(beam)

@@ -1,0 +1,176 @@
+"""Share shards of the work among processes, and start one process for each GPU."""
+
+import ctypes
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from torch import distributed
+
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.process.ending import FAILURES, set_failed
+from fairseq_plugins.process.output import say
+from fairseq_plugins.shared.files import HeldByAnother
+
+_PARENT = "SPEC_DEC_PARENT"
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
+
+WAIT_SECONDS = 2.0
+"""Interval at which a waiting process checks whether shards of other processes are finished or free."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Worker:
+    """This process among those that share the work: its rank in a Slurm array and in torchrun."""
+
+    job: int = 0  # index of its job in the Slurm array
+    num_jobs: int = 1
+    rank: int = 0  # torchrun's, within the job
+    world_size: int = 1  # torchrun's, processes per job
+    device: int = 0  # index of the GPU
+    spawned: bool = False  # whether torchrun started this process
+    run_id: str = ""  # id of the array or of torchrun's run; empty without
+
+    @property
+    def index(self) -> int:
+        """Number of this process among those of all jobs; not unique in an array with gaps."""
+        return self.job * self.world_size + self.rank
+
+    @property
+    def num_workers(self) -> int:
+        """Number of processes that share the work."""
+        return self.num_jobs * self.world_size
+
+
+def find_worker(environment: Mapping[str, str] = os.environ) -> Worker:
+    """Return this process's rank, from the environment variables of Slurm arrays and torchrun."""
+
+    def number(name: str, default: int) -> int:
+        return int(environment.get(name) or default)
+
+    step = number("SLURM_ARRAY_TASK_STEP", 1)
+    first = number("SLURM_ARRAY_TASK_MIN", 0)
+    spawned = "TORCHELASTIC_RUN_ID" in environment
+    run = environment.get("TORCHELASTIC_RUN_ID", "")
+    return Worker(
+        job=(number("SLURM_ARRAY_TASK_ID", first) - first) // step,
+        num_jobs=number("SLURM_ARRAY_TASK_COUNT", 1),
+        rank=number("RANK", 0) if spawned else 0,
+        world_size=number("WORLD_SIZE", 1) if spawned else 1,
+        device=number("LOCAL_RANK", 0) if spawned else 0,
+        spawned=spawned,
+        run_id=environment.get("SLURM_ARRAY_JOB_ID") or ("" if run == "none" else run),
+    )
+
+
+def take_shards(
+    worker: Worker, count: int, is_finished: Callable[[int], bool], begin: Callable[[int], T]
+) -> Iterator[T]:
+    """Begin this worker's share of the unfinished shards, one after the other; yield what `begin` returns.
+
+    A worker prefers shards index, index + num_workers, ..., and takes others if these are finished or held, so that
+    gaps in an array and failed jobs leave no shard. It waits if all others are held.
+
+    Args:
+        worker: this process.
+        count: number of shards.
+        is_finished: returns whether a shard is finished.
+        begin: locks and opens a shard; raises HeldByAnother if another process has it.
+
+    Raises:
+        HeldByAnother: if a shard is held although no other process shares the work.
+    """
+    order = sorted(range(count), key=lambda shard: (shard - worker.index) % worker.num_workers)
+    share, is_waiting = -(-count // worker.num_workers), False
+    while share and (left := [shard for shard in order if not is_finished(shard)]):
+        for shard in left:
+            try:
+                begun = begin(shard)
+            except HeldByAnother as error:
+                held = error
+                continue
+            yield begun
+            share -= 1
+            break
+        else:
+            if worker.num_workers == 1:
+                raise held
+            if not is_waiting:
+                say(f"waiting for other processes, which write what is left: {held.file}")
+            is_waiting = True
+            time.sleep(WAIT_SECONDS)
+
+
+def check_trains_together(worker: Worker) -> None:
+    """Raise ConfigurationError if each process of torchrun would train its own model into the same folder.
+
+    By default fairseq joins as many processes as there are GPUs, however many torchrun has started.
+    """
+    joined = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+    started = worker.world_size
+    if worker.spawned and started != joined:
+        raise ConfigurationError(
+            f"torchrun started {started} processes, and --distributed-world-size is {joined}: each process or group "
+            f"would train a model of its own; add --distributed-world-size {started}, or without GPUs start one process"
+        )
+
+
+def end_with_parent() -> None:
+    """Let the system end this process when the one of `start_processes` is killed, which started it."""
+    parent = os.environ.get(_PARENT)
+    if parent is None:
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if not Path("/proc", parent).exists():  # it was killed before
+        raise SystemExit(128 + signal.SIGTERM)
+
+
+def start_processes(count: int, module: str, argv: Sequence[str]) -> None:
+    """Run a module of this package with these arguments in `count` processes, by torchrun, and wait for them.
+
+    Failures that a process reported while it went on are those of this process at its end.
+
+    Raises:
+        ConfigurationError: if one of them failed, which has printed its own error.
+        KeyboardInterrupt: after Ctrl-C.
+        SystemExit: after SIGTERM, as `scancel` sends it.
+    """
+    sys.stdout.flush()
+    arguments = ["--standalone", "--nproc-per-node", str(count), "-m", module, *argv]
+    with tempfile.TemporaryDirectory(prefix="spec-dec-") as folder:
+        failures = Path(folder, "failures")
+        os.environ |= {_PARENT: str(os.getpid()), FAILURES: str(failures)}
+        try:
+            _run_torchrun(arguments, count)
+        finally:
+            for variable in (_PARENT, FAILURES):
+                del os.environ[variable]
+        if failures.exists():
+            set_failed()
+
+
+def _run_torchrun(arguments: Sequence[str], count: int) -> None:
+    # 50 modules, which a single process does not need.
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        torchrun.main(arguments)
+    except SignalException as error:  # torchrun has ended the processes
+        if error.sigval == signal.SIGINT:
+            raise KeyboardInterrupt from error
+        raise SystemExit(128 + error.sigval) from error
+    except ChildFailedError as error:
+        raise ConfigurationError(
+            f"{len(error.failures)} of {count} processes failed, for the reason given above; mend it and run the same "
+            "command again: what is finished is kept"
+        ) from error

@@ -1,0 +1,68 @@
+"""`spec-dec-average`: the mean, the written file, and errors."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_plugins.checkpoint import averaging
+from fairseq_plugins.errors import ConfigurationError
+from tests.conftest import Corpus
+from tests.support import run_in_process
+
+
+def test_the_mean_of_checkpoints(corpus: Corpus, tmp_path: Path) -> None:
+    state = torch.load(corpus.drafter)
+    for updates, factor in ((5, 100.0), (10, 0.5), (20, 1.5)):
+        weights = {
+            name: value * factor if value.is_floating_point() else value for name, value in state["model"].items()
+        }
+        torch.save({**state, "model": weights}, tmp_path / f"checkpoint_1_{updates}.pt")
+    torch.save(state, tmp_path / "checkpoint_best.pt")
+    assert averaging.main([str(tmp_path), "--last", "2", "--output", str(tmp_path / "mean.pt"), "--fp32"]) == 0
+    mean = torch.load(tmp_path / "mean.pt")
+    assert mean["extra_state"]["averaged"] == ["checkpoint_1_10.pt", "checkpoint_1_20.pt"]
+    assert mean["last_optimizer_state"] is None
+    for name, value in state["model"].items():
+        torch.testing.assert_close(mean["model"][name], value)
+
+
+def test_a_half_precision_file_decodes_as_the_original(corpus: Corpus, tmp_path: Path) -> None:
+    small = {name: tmp_path / f"{name}.pt" for name in ("verifier", "drafter")}
+    for name, file in small.items():
+        original = getattr(corpus, name)
+        assert averaging.main([str(original), "--output", str(file)]) == 0
+        # 2 bytes for 12, of which Adam has two thirds; the settings, which weigh as much here, are in both.
+        assert file.stat().st_size < original.stat().st_size / 3
+    outputs = []
+    for verifier, drafter in ((corpus.verifier, corpus.drafter), (small["verifier"], small["drafter"])):
+        log = run_in_process(
+            "generate",
+            f"{corpus.data} --task spec_dec --decoder gad --path {verifier} --drafter-path {drafter} --cpu",
+        ).stdout
+        outputs.append([line.split("\t")[::2] for line in log.splitlines() if line.startswith("H-")])
+    assert outputs[0] == outputs[1] and len(outputs[0]) == 36
+
+
+def test_tied_weights_are_written_once(corpus: Corpus, tmp_path: Path) -> None:
+    state = torch.load(corpus.verifier)
+    state["model"]["copy"] = state["model"]["tied"] = state["model"]["encoder.embed_tokens.weight"].clone()
+    torch.save(state, tmp_path / "tied.pt")
+    assert averaging.main([str(tmp_path / "tied.pt"), "--output", str(tmp_path / "half.pt")]) == 0
+    weights = torch.load(tmp_path / "half.pt")["model"]
+    assert weights["copy"].data_ptr() == weights["tied"].data_ptr()
+    assert torch.equal(weights["copy"], state["model"]["copy"].half())
+
+
+def test_invalid_input_is_refused(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = ["--output", str(tmp_path / "mean.pt")]
+    for inputs, message in (
+        ([str(tmp_path)], "has fewer than 10 numbered checkpoints; "),
+        ([str(tmp_path / "none.pt")], "none.pt: no such file; "),
+        ([str(corpus.verifier), str(corpus.drafter)], "its weights differ in name or shape"),
+    ):
+        assert averaging.main([*inputs, *output]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "mean.pt").exists()
+    with pytest.raises(ConfigurationError, match="big: not all of it fits half precision"):
+        averaging.to_half({"model": {"big": torch.tensor([1e6])}})

@@ -1,0 +1,71 @@
+"""Checkpoints of tasks that add their own tokens are refused, wherever they are loaded."""
+
+import logging
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+
+import fairseq_plugins
+from fairseq_plugins.checkpoint.loading import check_task
+from fairseq_plugins.errors import ConfigurationError
+from tests.support import make_args, make_task, make_transformer
+
+REFUSED = (
+    "translation_multi_simple_epoch",
+    "translation_from_pretrained_bart",
+    "multilingual_translation",
+    "semisupervised_translation",
+    "online_backtranslation",
+    "multilingual_denoising",
+    "speech_to_text",
+)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_task_with_tokens_of_its_own_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"--path: was trained with --task {name}, .*give --task {name} "):
+        make_task().build_model(Namespace(task=name, arch="transformer"), from_checkpoint=True)
+
+
+def test_language_tokens_are_refused_by_the_option_that_named_them() -> None:
+    model = Namespace(task="mine", encoder_langtok="src", decoder_langtok=True)
+    with pytest.raises(ConfigurationError, match="--task mine and --encoder-langtok, "):
+        check_task(model, make_task(), "--path")
+
+
+@pytest.mark.parametrize("name", ["translation", "spec_dec", "translation_from_pretrained_xlm", "denoising", None])
+def test_plain_translation_is_accepted(name: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    check_task(Namespace(task=name), make_task(), "--path")
+    assert not caplog.records
+
+
+def test_an_unknown_task_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        check_task(Namespace(task="mine"), make_task(), "--path")
+    assert "--path: was trained with --task mine, which is unknown here" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_file_is_refused_as_verifier_of_the_api_and_of_training(tmp_path: Path) -> None:
+    task = make_task(data=str(tmp_path))
+    for language in ("en", "de"):
+        task.source_dictionary.save(str(tmp_path / f"dict.{language}.txt"))
+    args = make_args(task="translation_multi_simple_epoch", arch="transformer", data=str(tmp_path))
+    state = {
+        "model": make_transformer(task, ending=False).state_dict(),
+        "args": args,
+        "optimizer_history": [{"optimizer_name": "", "num_updates": 1, "lr_scheduler_state": {"best": 1.0}}],
+        "extra_state": {"train_iterator": {"epoch": 1}},
+    }
+    checkpoint = tmp_path / "verifier.pt"
+    torch.save(state, checkpoint)
+    message = "was trained with --task translation_multi_simple_epoch, .* wrap"
+    in_python = 'was trained with task="translation_multi_simple_epoch", .* wrap'
+    with pytest.raises(ConfigurationError, match=in_python):
+        loaded = fairseq_plugins.load(tmp_path, source_lang="en", target_lang="de", device="cpu")
+        loaded.translate("w1")
+    task.cfg.verifier_path = str(checkpoint)
+    with pytest.raises(ConfigurationError, match=f"--verifier-path: {message}"):
+        task.training_verifier()

@@ -1,0 +1,195 @@
+"""Nothing in a checkpoint's settings is executed, whichever command loads it."""
+
+import shutil
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY
+from omegaconf import OmegaConf
+
+import fairseq_plugins
+from fairseq_plugins.benchmarks import ctranslate
+from fairseq_plugins.checkpoint.loading import load_model
+from fairseq_plugins.checkpoint.settings import check_settings
+from fairseq_plugins.errors import ConfigurationError
+from tests.conftest import TINY, Corpus
+from tests.support import make_args, make_task, run_in_process
+from train_scripts.tools.models import model_options
+
+ALLOWED = ["transformer", "transformer_align", "multilingual_transformer", "bart", "s2t_transformer"]
+
+
+def command(folder: Path) -> str:
+    """Return an expression that makes a file; fairseq evaluates it as a number, a list or a switch."""
+    return f"__import__('pathlib').Path('{folder}/planted').touch() or [9]"
+
+
+def settings_of(arch: str) -> Namespace:
+    """Return the default settings of an architecture, as a checkpoint has them."""
+    parser = ArgumentParser(allow_abbrev=False)
+    ARCH_MODEL_REGISTRY[arch].add_args(parser)
+    given = vars(parser.parse_args([]))
+    args = Namespace(arch=arch, task="translation", data="DATA", **{n: v for n, v in given.items() if v is not None})
+    if arch in ARCH_CONFIG_REGISTRY:
+        ARCH_CONFIG_REGISTRY[arch](args)
+    return args
+
+
+@pytest.mark.parametrize("arch", sorted(ARCH_MODEL_REGISTRY))
+def test_no_setting_of_any_architecture_is_evaluated(arch: str, tmp_path: Path) -> None:
+    """A command in each setting is refused, or removed before the model is built."""
+    try:
+        defaults = settings_of(arch)
+    except (TypeError, AttributeError):  # hydra's own, or fairseq's faults
+        defaults = Namespace(arch=arch)
+    try:
+        check_settings(deepcopy(defaults), "--path")
+    except ConfigurationError as refusal:
+        assert "is not decoded here" in str(refusal)
+        return
+    kind = ARCH_MODEL_REGISTRY[arch]
+    assert (
+        kind.__module__.startswith(("fairseq_plugins.", "train_scripts.")) or ARCH_MODEL_NAME_REGISTRY[arch] in ALLOWED
+    )
+    parser = ArgumentParser(allow_abbrev=False)
+    ARCH_MODEL_REGISTRY[arch].add_args(parser)
+    planted = command(tmp_path)
+    for name in {*vars(defaults), *(action.dest for action in parser._actions)} - {"arch", "help"}:
+        for value in (planted, [planted], {"a": [planted]}):
+            args = Namespace(**{**vars(defaults), name: value})
+            try:
+                check_settings(args, "--path")
+            except ConfigurationError as refusal:
+                assert name in str(refusal)
+            else:
+                assert getattr(args, name) is None, name
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"encoder_layers": "2"}, "encoder_layers is '2', not a number"),
+        ({"activation_fn": "relu --user-dir x"}, "activation_fn is .*, not a name"),
+        ({"dropout": torch.zeros(1)}, "dropout is .*, not a number"),
+        ({"extra": torch.zeros(1)}, "extra is a Tensor"),
+        ({"adaptive_softmax_cutoff": "9**9**9"}, "adaptive_softmax_cutoff is .*, which could be code"),
+        ({"extra": {"a": [Namespace(b="f()")]}}, r"extra.a.0.b is 'f\(\)', which could be code"),
+        ({"arch": None}, "unknown model ''"),
+        ({"_name": "lstm"}, r"holds a LSTMModel \(lstm\), which is not decoded here"),
+    ],
+)
+def test_the_setting_is_named(settings: dict[str, Any], named: str) -> None:
+    for made in (Namespace, lambda **all: OmegaConf.create(all, flags={"allow_objects": True})):
+        if made is not Namespace and any(isinstance(value, (torch.Tensor, dict)) for value in settings.values()):
+            continue
+        with pytest.raises(ConfigurationError, match=f"--path x.pt: .*{named}"):
+            check_settings(made(**{**vars(make_args(arch="transformer")), **settings}), "--path x.pt")
+
+
+def test_ordinary_text_is_kept() -> None:
+    kept = {
+        "data": "/data/text 1/data-bin:/other",
+        "eval_bleu_args": '{"beam": 5, "sampling": true}',
+        "adam_betas": "(0.9, 0.98)",
+        "adaptive_softmax_cutoff": "10000,20000",
+        "lang_pairs": "en-de,de-en",
+    }
+    args = make_args(arch="transformer", encoder_embed_path="/dev/zero", restore_file="x(1).pt", **kept)
+    check_settings(args, "--path")
+    assert {name: getattr(args, name) for name in kept} == kept
+    # Weights come from the checkpoint; the last is not an option of a model.
+    assert args.encoder_embed_path is None and args.restore_file is None
+
+
+def _crafted(folder: Path, source: Path, **settings: Any) -> Path:
+    state = torch.load(source)
+    for name, value in settings.items():
+        setattr(state["cfg"]["model"], name, value)
+    torch.save(state, folder / "crafted.pt")
+    return folder / "crafted.pt"
+
+
+def _load(corpus: Corpus, crafted: Path, folder: Path) -> Any:
+    shutil.copy(crafted, folder / "verifier.pt")
+    for side in ("src", "tgt"):
+        shutil.copy(corpus.data / f"dict.{side}.txt", folder)
+    return fairseq_plugins.load(folder, source_lang="src", target_lang="tgt", device="cpu")
+
+
+def _generate(corpus: Corpus, crafted: Path, folder: Path) -> Any:
+    return run_in_process("generate", f"{corpus.data} --task spec_dec --path {crafted} --decoder greedy --cpu")
+
+
+def _generate_beam(corpus: Corpus, crafted: Path, folder: Path) -> Any:
+    return run_in_process("generate", f"{corpus.data} --task spec_dec --path {crafted} --decoder beam --cpu")
+
+
+def _interactive(corpus: Corpus, crafted: Path, folder: Path) -> Any:
+    return run_in_process("interactive", f"{corpus.data} --task spec_dec --path {crafted} --cpu", input="ba\n")
+
+
+def _drafter(corpus: Corpus, crafted: Path, folder: Path) -> Any:
+    models = f"--path {corpus.verifier} --drafter-path {crafted} --decoder gad"
+    return run_in_process("generate", f"{corpus.data} --task spec_dec {models} --cpu")
+
+
+def _train(corpus: Corpus, folder: Path, options: str) -> Any:
+    return run_in_process(
+        "train",
+        f"{corpus.data} --task spec_dec {TINY} --optimizer adam --max-tokens 600 --max-update 1 --cpu --num-workers 0 "
+        f"--save-dir {folder} --no-save --disable-validation {options}",
+    )
+
+
+def _verifier_of_training(corpus: Corpus, crafted: Path, folder: Path) -> Any:
+    return _train(corpus, folder, f"--arch block_nat --criterion glat_loss --share-encoder --verifier-path {crafted}")
+
+
+def _initial_encoder(corpus: Corpus, crafted: Path, folder: Path) -> Any:
+    return _train(corpus, folder, f"--arch block_nat --criterion glat_loss --init-encoder-from {crafted}")
+
+
+def _base(corpus: Corpus, crafted: Path, folder: Path) -> Any:
+    return _train(corpus, folder, f"--arch blockwise_transformer --criterion blockwise_loss --base-path {crafted}")
+
+
+def _heads(corpus: Corpus, crafted: Path, folder: Path) -> Any:
+    return load_model(str(crafted), make_task(29), "--blockwise-path")
+
+
+def _ctranslate2(corpus: Corpus, crafted: Path, folder: Path) -> Any:
+    pytest.importorskip("ctranslate2")
+    return ctranslate.convert(str(crafted), Namespace(data=corpus.data, source_lang="src", target_lang="tgt"), folder)
+
+
+def _recipe(corpus: Corpus, crafted: Path, folder: Path) -> Any:
+    return model_options(crafted)
+
+
+WAYS = [_load, _generate, _generate_beam, _interactive, _drafter, _verifier_of_training, _initial_encoder, _base,
+        _heads, _ctranslate2, _recipe]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("arch", ["transformer", "fconv"])
+def test_no_command_runs_a_checkpoint(arch: str, way: Callable[..., Any], corpus: Corpus, tmp_path: Path) -> None:
+    planted = {"arch": arch, "_name": arch, "adaptive_softmax_cutoff": command(tmp_path)}
+    if arch == "fconv":
+        planted |= {"encoder_layers": command(tmp_path), "decoder_layers": command(tmp_path)}
+    crafted = _crafted(tmp_path, corpus.verifier, **planted)
+    with pytest.raises(ConfigurationError, match=r"could be code|is not decoded here"):
+        way(corpus, crafted, tmp_path)
+    assert not (tmp_path / "planted").exists()
+
+
+def test_removed_settings_do_not_hinder(corpus: Corpus, tmp_path: Path) -> None:
+    """A command where no builder of this model looks, and a file of word vectors that no longer exists."""
+    planted = {"layers": command(tmp_path), "save_dir": command(tmp_path), "encoder_embed_path": "/nowhere/vectors"}
+    crafted = _crafted(tmp_path, corpus.verifier, **planted)
+    own, stock = (_generate(corpus, path, tmp_path).stdout for path in (crafted, corpus.verifier))
+    assert own == stock and not (tmp_path / "planted").exists()

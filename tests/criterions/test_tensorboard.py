@@ -1,0 +1,166 @@
+"""TensorBoard: contents of the event files of a real training."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from fairseq_plugins.criterions import glat_loss, tensorboard
+from fairseq_plugins.decoding.recording.reliability import Reliability
+from tests.conftest import TINY, TRAINING, Corpus
+from tests.support import make_task, run_in_process
+
+# All tests share one training.
+pytestmark = pytest.mark.xdist_group("tensorboard")
+
+
+def read(folder: Path) -> EventAccumulator:
+    """Read the events of a run."""
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0, "histograms": 0})
+    events.Reload()
+    return events
+
+
+def scalars(events: EventAccumulator, name: str) -> dict[int, float]:
+    """Return step -> value."""
+    return {event.step: event.value for event in events.Scalars(name)}
+
+
+def texts(events: EventAccumulator, name: str) -> dict[int, str]:
+    """Return step -> text."""
+    return {event.step: event.tensor_proto.string_val[0].decode() for event in events.Tensors(f"{name}/text_summary")}
+
+
+def train(corpus: Corpus, folder: Path, *more: str) -> str:
+    """Train a drafter for about two epochs; return the log."""
+    run = run_in_process(
+        "train",
+        f"{corpus.data} --task spec_dec --arch block_nat {TINY} {TRAINING} --criterion glat_loss --max-update 24 "
+        f"--block-size 6 --share-encoder --verifier-path {corpus.verifier} --validate-interval-updates 12 "
+        f"--save-dir {folder / 'save'} --no-save --log-interval 4",
+        *more,
+    )
+    return run.stdout + run.stderr
+
+
+@pytest.fixture(scope="module")
+def trained(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of events of a drafter's training, and its log."""
+    folder = tmp_path_factory.mktemp("training")
+    return folder / "events", train(corpus, folder, "--tensorboard-logdir", str(folder / "events"))
+
+
+def test_glancing_is_logged(trained: tuple[Path, str]) -> None:
+    events = read(trained[0] / "train_inner")
+    ratios = scalars(events, "glancing_ratio")
+    assert len(ratios) == 6
+    assert sorted(ratios.values(), reverse=True) == list(ratios.values())
+    assert 0.3 <= min(ratios.values()) < max(ratios.values()) <= 0.5
+    assert all(0 <= value <= 100 for value in scalars(events, "glancing_accuracy").values())
+
+
+def test_accuracy_by_position_is_logged(trained: tuple[Path, str]) -> None:
+    events = read(trained[0] / "valid")
+    names = {name for name in events.Tags()["scalars"] if name.startswith("accuracy_at_")}
+    assert names == {"accuracy_at_1", "accuracy_at_2", "accuracy_at_4", "accuracy_at_6"}
+    for name in names:
+        values = scalars(events, name)
+        assert list(values) == sorted(scalars(events, "accuracy"))
+        assert all(0 <= value <= 100 for value in values.values())
+
+
+def test_reliability_is_logged(trained: tuple[Path, str]) -> None:
+    """Each validation logs the calibration error, the diagram, and the bins that give the error."""
+    errors = scalars(read(trained[0] / "valid"), "calibration_error")
+    assert list(errors) == list(scalars(read(trained[0] / "valid"), "loss"))
+    events = read(trained[0] / tensorboard.SAMPLES)
+    tables = texts(events, "reliability")
+    pictures = events.Images("reliability_diagram")
+    assert list(tables) == [picture.step for picture in pictures] == list(errors)
+    for step, text in tables.items():
+        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if " to " in line]
+        tokens = [int(row[1].replace(",", "")) for row in rows]
+        off = sum(n * abs(float(row[2]) - float(row[3])) for n, row in zip(tokens, rows, strict=True))
+        assert off / sum(tokens) == pytest.approx(errors[step], abs=1.5e-3)
+        assert f"{sum(tokens):,} tokens, expected calibration error {errors[step]:.3f}" in text
+        assert all(row[0].split(" to ")[0] <= row[2] for row in rows)
+    assert all(picture.width > 500 and picture.encoded_image_string.startswith(b"\x89PNG") for picture in pictures)
+
+
+def test_bins_are_logged_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
+    cfg = make_task().cfg
+    counts = Reliability.of(torch.tensor([0.25, 0.75]), torch.tensor([False, True]))
+    tensorboard.log_reliability(cfg, counts, 3)  # no folder
+    cfg.tensorboard_logdir = str(tmp_path)
+    tensorboard.log_reliability(cfg, None, 3)
+    assert not list(tmp_path.iterdir())
+    tensorboard.log_reliability(cfg, counts, 3)
+    events = read(tmp_path / tensorboard.SAMPLES)
+    assert "2 tokens, expected calibration error 0.250; the figure needs matplotlib" in texts(events, "reliability")[3]
+    assert not events.Tags()["images"]
+
+
+def test_tokens_per_iteration_are_logged(trained: tuple[Path, str]) -> None:
+    values = scalars(read(trained[0] / "valid"), "tokens_per_iteration")
+    assert len(values) >= 2 and all(1 <= value <= 7 for value in values.values())
+    assert f"tokens_per_iteration {round(list(values.values())[-1], 3):g} " in trained[1]
+
+
+def test_one_sample_per_validation(trained: tuple[Path, str]) -> None:
+    events = read(trained[0] / tensorboard.SAMPLES)
+    samples = texts(events, "draft_and_verify")
+    assert list(samples) == list(scalars(read(trained[0] / "valid"), "loss"))
+    sources = {re.search(r"\*\*source\*\* (.*)", sample)[1] for sample in samples.values()}
+    assert len(sources) == 1
+    iterations = scalars(events, "sample_iterations")
+    for step, sample in samples.items():
+        rows = [line for line in sample.splitlines() if re.match(r"\| \d+ \|", line)]
+        assert len(rows) == iterations[step]
+        assert all(row.count(" | ") == 2 for row in rows)
+        # The verifier's line has the emitted tokens: the bold ones and one more.
+        output = re.search(r"\*\*output\*\* (.*)", sample)[1].split()
+        gained: list[str] = []
+        for row in rows:
+            bold = re.search(r"\*\*(.*?)\*\*", row)
+            accepted = len(bold[1].split()) if bold else 0
+            gained += row.split(" | ")[2].strip(" |").split()[: accepted + 1]
+        assert gained[: gained.index("&lt;/s&gt;")] == output
+
+
+def test_no_logs_without_the_option(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("called without --tensorboard-logdir")
+
+    for name in ("_writer", "log_sample", "log_reliability"):
+        monkeypatch.setattr(tensorboard, name, refuse)
+    for name in ("accuracy_by_position", "reliability_counts"):
+        monkeypatch.setattr(glat_loss, name, refuse)
+    log = train(corpus, tmp_path)
+    assert "accuracy_at" not in log and "calibration_error" not in log and "tokens_per_iteration" in log
+    run_in_process("generate", f"{corpus.data} --task spec_dec --decoder greedy --path {corpus.verifier} --cpu")
+
+
+# ---------------------------------------------------------------------------------------------------- the parts
+
+
+def test_sample_text_by_hand() -> None:
+    notes = tensorboard.SampleTrace()
+    notes.iterations = [([0, 1, 2], [0, 1, 1, 2], 2), ([3], [2, 3], 0)]
+    text = tensorboard.sample_text({"source": "a * b"}, notes, ["▁a", "@@|", "</s>", "<unk>"])
+    assert text.splitlines() == [
+        r"**source** a \* b",
+        "",
+        "| | draft (bold: accepted) | verifier |",
+        "|---|---|---|",
+        r"| 1 | **▁a @@\|** &lt;/s&gt; | ▁a @@\| @@\| &lt;/s&gt; |",
+        "| 2 | &lt;unk&gt; | &lt;/s&gt; &lt;unk&gt; |",
+    ]
+
+
+def test_no_logs_with_unresolved_settings() -> None:
+    task = make_task()
+    assert tensorboard.logdir(task.cfg) is None

@@ -1,0 +1,81 @@
+"""What `import fairseq_plugins` and a translation leave out, and that fairseq has it when it asks for it."""
+
+import gc
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairseq_plugins.process.deferred import without_garbage_collection
+from tests.support import REPOSITORY
+
+PROGRAM = """
+import sys
+import fairseq_plugins
+print(sorted({"sklearn", "sklearn.metrics", "scipy.stats", "tensorboard", "rapidfuzz"} & set(sys.modules)))
+from fairseq.criterions import sentence_prediction
+from fairseq.tasks import audio_classification
+same = sentence_prediction.f1_score([1, 0], [1, 0]) == audio_classification.sklearn_metrics.f1_score([0, 1], [0, 1])
+print(same, round(sentence_prediction.pearsonr([1, 2, 3], [2, 4, 6])[0], 5))
+from fairseq.logging import progress_bar
+print(type(progress_bar.SummaryWriter(sys.argv[1])).__module__)
+import scipy, sklearn.metrics
+print(scipy.__version__ > "1", sklearn.metrics.f1_score is not sentence_prediction.f1_score)
+"""
+
+
+def test_packages_are_imported_when_they_are_called(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert run.stdout.splitlines() == ["[]", "True 1.0", "torch.utils.tensorboard.writer", "True True"], run.stderr
+
+
+TRANSLATION = """
+import sys
+import fairseq_plugins
+fairseq_plugins.load("checkpoints/multi30k.en-de").translate("A dog.")
+names = {"torch._dynamo", "torch._inductor", "pandas", "matplotlib", "ctranslate2", "transformers", "tensorboard"}
+print(sorted(names & set(sys.modules)))
+from fairseq.models import MODEL_DATACLASS_REGISTRY
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+store = ConfigStore.instance()
+groups = [group for group in store.repo.values() if isinstance(group, dict)]
+nodes = [node for group in groups for node in group.values() if not isinstance(node, dict)]
+print(len(nodes) > 60, sum("node" in vars(node) for node in nodes if node.provider == "fairseq"))
+options = MODEL_DATACLASS_REGISTRY["transformer_lm"]
+print(store.load("model/transformer_lm.yaml").node == OmegaConf.structured(options(_name="transformer_lm")))
+store.store("later", options)
+print("node" in vars(store.repo["later.yaml"]))
+"""
+
+
+def test_translating_converts_no_settings_of_other_models() -> None:
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", TRANSLATION], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert run.stdout.splitlines() == ["[]", "True 0", "True", "True"], run.stderr
+
+
+@pytest.mark.parametrize("program", ["program.py", "spec-dec-translate"])
+def test_garbage_collector_is_back_after_imports(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen: list[bool] = []
+    monkeypatch.setattr(sys, "argv", [program])
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
+    with without_garbage_collection():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    # A program may have made garbage before it imports the package.
+    assert bool(frozen) == (program == "spec-dec-translate")
+
+
+def test_garbage_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with without_garbage_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -1,0 +1,73 @@
+"""Sessions of commands: precision of models, unchanged options, prefixes, text."""
+
+import pytest
+import torch
+
+from fairseq_plugins.shared.parsing import as_config, generation_parser, parse_arguments
+from fairseq_plugins.shared.session import Session, precision
+from tests.conftest import Corpus
+
+
+def open_session(corpus: Corpus, *more: str) -> Session:
+    arguments = [str(corpus.data), "--path", str(corpus.verifier), "--cpu", *more]
+    return Session(as_config(parse_arguments(generation_parser("test"), arguments)))
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "dtype"),
+    [([], "fp32", torch.float32), (["--fp16"], "fp16", torch.float16), (["--bf16"], "bf16", torch.bfloat16)],
+)
+def test_models_get_the_wanted_precision(corpus: Corpus, options: list[str], name: str, dtype: torch.dtype) -> None:
+    session = open_session(corpus, *options)
+    assert precision(session.cfg) == name
+    assert {parameter.dtype for model in session.models for parameter in model.parameters()} == {dtype}
+    assert not any(model.training for model in session.models)
+
+
+def test_a_generator_leaves_the_options_as_they_were(corpus: Corpus) -> None:
+    session = open_session(corpus, "--decoder", "greedy", "--beam", "3")
+    session.generator()  # sets the beam of its options to 1
+    assert session.cfg.generation.beam == 3
+    assert session.generation(beam=2, nbest=1).beam == 2 and session.cfg.generation.beam == 3
+
+
+def test_decodes_after_the_prefix(corpus: Corpus) -> None:
+    session = open_session(corpus, "--decoder", "greedy", "--prefix-size", "2")
+    dataset = session.load("test")
+    numbers = session.usable(dataset)
+    assert sorted(numbers) == list(range(len(dataset)))
+    sample = session.batch(dataset, numbers[-3:])
+    # The same token twice, with which no output of this model begins.
+    sample["target"][:, :2] = sample["target"].max()
+    hypotheses = session.decode(session.generator(), sample)
+    for row, (best, *_) in enumerate(hypotheses):
+        assert best["tokens"][:2].tolist() == sample["target"][row, :2].tolist()
+
+
+def test_text_without_subwords(corpus: Corpus) -> None:
+    session = open_session(corpus, "--remove-bpe")
+    dictionary = session.task.target_dictionary
+    assert session.stripped == {dictionary.eos()}  # needs the models, which do not fit a larger dictionary
+    tokens = [dictionary.add_symbol(symbol) for symbol in ("ha@@", "lo", "du")]
+    assert session.text(tokens) == "halo du"
+    session.cfg.common_eval.post_process = None
+    assert session.text(tokens) == "ha@@ lo du"
+
+
+@pytest.mark.parametrize(
+    ("symbol", "options", "kind"),
+    [
+        ("\u2581ha", [], "sentencepiece"),
+        ("ha@@", [], "subword_nmt"),
+        ("ha", [], None),
+        ("\u2581ha", ["--remove-bpe"], "subword_nmt"),
+    ],
+)
+def test_subwords_are_joined_without_being_asked(
+    corpus: Corpus, capsys: pytest.CaptureFixture[str], symbol: str, options: list[str], kind: str | None
+) -> None:
+    session = open_session(corpus, *options)
+    session.task.target_dictionary.add_symbol(symbol)
+    session.join_subwords()
+    assert session.cfg.common_eval.post_process == kind
+    assert ("--remove-bpe: not given" in capsys.readouterr().err) == (kind is not None and not options)

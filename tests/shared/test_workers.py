@@ -1,0 +1,95 @@
+"""Processes of torchrun: training together, and ending together."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.multiprocessing import SignalException
+
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared import workers
+from fairseq_plugins.shared.cli import run_command
+from fairseq_plugins.shared.workers import Worker, check_trains_together, start_processes
+from tests.support import REPOSITORY, run_in_process
+
+
+def test_processes_that_would_train_two_models(tmp_path: Path, programs: Path) -> None:
+    """Without --distributed-world-size each process would train its own model: refused."""
+    for name in ("train.src", "train.tgt", "valid.src", "valid.tgt"):
+        (tmp_path / name).write_text("a b c\nb c a\n" * 4)
+    files = f"--trainpref {tmp_path}/train --validpref {tmp_path}/valid --destdir {tmp_path}/data --workers 1"
+    run_in_process("preprocess", f"--source-lang src --target-lang tgt {files}")
+    command = f"{programs}/python -m torch.distributed.run --standalone --nproc-per-node 2 --no-python"
+    command += f" {programs}/fairseq-train {tmp_path}/data --user-dir {REPOSITORY}/fairseq_plugins --task spec_dec"
+    command += (
+        f" --arch transformer_tiny --cpu --max-update 1 --optimizer adam --batch-size 4 --save-dir {tmp_path}/out"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command.split(), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    assert run.returncode != 0
+    expected = (
+        "error: torchrun started 2 processes, and --distributed-world-size is 1: each process or group would train a "
+        "model of its own; add --distributed-world-size 2, or without GPUs start one process"
+    )
+    assert expected in run.stderr
+    assert not list(tmp_path.glob("out/*.pt"))
+
+
+def test_processes_that_train_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes with a GPU each are two processes. A single process, and those that fairseq starts, pass the check."""
+    check_trains_together(Worker())
+    check_trains_together(Worker(world_size=1, spawned=True))
+    monkeypatch.setattr(workers.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(workers.distributed, "get_world_size", lambda: 2)
+    check_trains_together(Worker(world_size=2, spawned=True))
+    check_trains_together(Worker())
+    with pytest.raises(ConfigurationError, match="torchrun started 4 processes, and --distributed-world-size is 2"):
+        check_trains_together(Worker(world_size=4, spawned=True))
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, ""), (signal.SIGINT, "spec-dec-x: interrupted\n")])
+def test_processes_that_are_ended_together(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals, expected: str
+) -> None:
+    """`scancel` and Ctrl-C give no traceback, although torchrun raises its own exception for both."""
+
+    def ended(_: object) -> None:
+        raise SignalException("Process 7 got signal", number)
+
+    monkeypatch.setattr("torch.distributed.run.main", ended)
+    try:
+        status: object = run_command("spec-dec-x", lambda argv: start_processes(2, "module", argv), [])
+    except SystemExit as end:
+        status = end.code
+    assert status == 128 + number and capsys.readouterr().err == expected
+
+
+def test_workers_end_with_a_killed_parent() -> None:
+    reads, writes = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        os.environ[workers._PARENT] = str(os.getpid())
+        if os.fork() == 0:
+            workers.end_with_parent()
+            os.write(writes, b"%d " % os.getpid())
+        time.sleep(60)
+        os._exit(0)
+    worker = int(os.read(reads, 20))
+    assert _runs(worker)
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    end = time.monotonic() + 10
+    while _runs(worker) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not _runs(worker)
+    for end_of_pipe in (reads, writes):
+        os.close(end_of_pipe)
+
+
+def _runs(process: int) -> bool:
+    """Return whether a process runs; a zombie does not."""
+    status = Path(f"/proc/{process}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
