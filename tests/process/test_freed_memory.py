@@ -8,7 +8,7 @@ import pytest
 
 import fairseq_plugins
 
-FILE = Path(fairseq_plugins.__file__).parent / "freed_memory.py"
+FILE = Path(fairseq_plugins.__file__).parent / "process" / "freed_memory.py"
 # Writes 64 MiB ten times, and prints how many pages the system had to provide after the first time.
 PROGRAM = """
 import resource, runpy, sys
