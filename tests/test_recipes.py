@@ -16,9 +16,10 @@ from tests.sharing import made_once
 from tests.support import REPOSITORY, run_in_process
 
 WORDS = "ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf".split()
-RECIPES = ["multi30k", "iwslt14", "wmt14", "wmt16", "cnn_dm", "gec", "ua_gec", "simplification"]
+RECIPES = ["multi30k", "back_translation", "iwslt14", "wmt14", "wmt16", "cnn_dm", "gec", "ua_gec", "simplification"]
 LANGUAGES = {
-    "multi30k": "en de", "iwslt14": "de en", "wmt14": "en de", "wmt16": "ro en", "cnn_dm": "source target",
+    "multi30k": "en de", "back_translation": "en de",
+    "iwslt14": "de en", "wmt14": "en de", "wmt16": "ro en", "cnn_dm": "source target",
     "gec": "src tgt", "ua_gec": "src tgt", "simplification": "src tgt",
 }  # fmt: skip
 
@@ -27,6 +28,7 @@ LANGUAGES = {
 # wmt14 does.
 LEFT_OUT = {
     "iwslt14": "sweep,test,table,card", "wmt16": "sweep,test,table,card", "gec": "sweep,test", "wmt14": "sweep",
+    "back_translation": "decode,merge,drafter,sweep,test,table,card",
     "ua_gec": "sweep", "simplification": "sweep", "gec-bart": "sweep",
 }  # fmt: skip
 
@@ -64,6 +66,8 @@ def write_text(folder: Path, languages: str) -> None:
         for language, side in zip(languages.split(), sides, strict=True):
             text = "".join(" ".join(line) + " .\n" for line in side)
             (folder / f"{name}.{language}").write_text(text, encoding="utf-8")
+    mono = (generator.choice(WORDS).capitalize() + " .\n" for _ in range(40))
+    (folder / "mono").write_text("".join(mono), encoding="utf-8")
 
 
 def run(
@@ -121,6 +125,8 @@ def test_recipe(checkout: Path, programs: Path, bart: Path, recipe: str) -> None
         variables |= {"BART": str(bart), "TEACHER": str(bart / "model.pt") if recipe == "cnn_dm" else ""}
         variables |= {"MODEL": model, "BART_LAYERS": "0,2", "SUMMARY_LENGTHS": "--max-len-b 8 --min-len 1"}
         variables["TRAINING_OPTIONS"] += " --decoder-layers 3" if recipe == "cnn_dm" else " --decoder-layers 2"
+    if recipe == "back_translation":
+        variables |= {"MONO": "text/mono", "UPSAMPLE": "2", "BACK_RATIO": "9"}
     if recipe == "simplification":
         for number in range(2):
             shutil.copy(checkout / "text/test.tgt", checkout / f"text/test.tgt.{number}")
@@ -138,11 +144,19 @@ def test_recipe(checkout: Path, programs: Path, bart: Path, recipe: str) -> None
         variables |= {"COMPARED": "greedy,gad", "TENSORBOARD": "0"}
     result = run(checkout, recipe, *(["--skip", skipped] if skipped else []), programs=programs, **variables)
     assert result.returncode == 0, result.stdout + result.stderr
-    for file in ("verifier.pt", "drafter.pt"):
+    for file in ["verifier.pt", *([] if "drafter" in skipped else ["drafter.pt"])]:
         state = torch.load(models / file)
         assert state["last_optimizer_state"] is None and len(state["extra_state"]["averaged"]) == 2
         assert {value.dtype for value in state["model"].values() if value.is_floating_point()} == {torch.float16}
     assert not [str(path) for path in checkout.rglob("*.partial*")]
+    if recipe == "back_translation":
+        sampled = checkout / f"data-bin/{name}/back-translated"
+        counts = json.loads((sampled / "distilled.json").read_text())["counts"]["train"]
+        log = (models / "logs/verifier.log").read_text()
+        assert counts["sentences"] == 40 and counts["kept"] > 20
+        assert re.search(rf"{counts['kept']} examples from: \S+/with-mono/train1.de-en.en", log)
+        shard = next((checkout / f"data-bin/{name}/back-translated-shards").glob("train*"))
+        assert '"sampling": true' in shard.read_text(encoding="utf-8").splitlines()[0]
     if "table" in skipped:
         return
     rows = json.loads((results / "table.json").read_text())["rows"]
@@ -200,7 +214,8 @@ def files_in(checkout: Path) -> list[Path]:
 def test_dry_run_prints_every_command_and_does_nothing(checkout: Path, recipe: str) -> None:
     write_text(checkout / "text", LANGUAGES[recipe])
     before = files_in(checkout)
-    for variables in ({"DATA": "text"}, {}):
+    mono = {"MONO": "text/mono"} if recipe == "back_translation" else {}
+    for variables in ({"DATA": "text", **mono}, {}):
         if not variables and recipe in ("cnn_dm", "gec", "ua_gec", "simplification"):
             continue  # their text cannot be downloaded
         name = {"NAME": "wmt16.ro-en"} if recipe == "wmt16" else {}
@@ -241,6 +256,8 @@ def test_the_batch_of_the_paper_is_kept(checkout: Path) -> None:
         ("gec", [], {"DATA": "text", "MODEL": "gpt"}, "MODEL=gpt: choose from big, bart"),
         ("gec", [], {"DATA": "text", "BLOCKWISE_HEADS": "4"}, "BLOCKWISE_HEADS=4: this recipe has no options"),
         ("cnn_dm", [], {"DATA": "text", "BART": "text"}, "TEACHER is missing"),
+        ("back_translation", [], {"DATA": "text"}, "MONO is missing; give a file of text in de"),
+        ("wmt14", [], {"MONO": "mono", "TEACHER": "x.pt"}, "MONO=mono: trains the teacher, and TEACHER=x.pt"),
     ],
 )
 def test_what_is_refused(

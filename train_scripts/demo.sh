@@ -11,7 +11,7 @@
 script=${BASH_SOURCE[0]}
 # shellcheck source=train_scripts/recipe.sh
 source "$(dirname "$script")/recipe.sh" || exit
-recipe_stages=text,binarise,verifier,decode,merge,drafter,blockwise,table,card
+recipe_stages=text,binarise,mono,reverse,sample,pairs,verifier,decode,merge,drafter,blockwise,table,card
 
 [ -n "${NAME:-}" ] || NAME=${DATA:+missing}
 : "${NAME:=generated.en-de}"

@@ -39,3 +39,17 @@ from_sacrebleu() {
 
 # perform_to FILE COMMAND...: append the output of a command to FILE.
 perform_to() { if [ -n "${dry_run:-}" ]; then printf '%q ' "${@:2}" && say ">>$1"; else "${@:2}" >>"$1"; fi; }
+
+# from_multi30k FOLDER TEST: captions of Multi30k as {train,valid,test}.{en,de}. No checksums are published. The minimum
+# sizes are guesses that detect an error page or a truncated file.
+from_multi30k() {
+    local item set name bytes language files=() url=https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw
+    for item in train:train:400000 val:valid:10000 "$2:test:10000"; do
+        IFS=: read -r set name bytes <<<"$item"
+        for language in en de; do
+            fetch "$url/$set.$language.gz" "downloads/multi30k/$set.$language.gz" "$bytes"
+            files+=("downloads/multi30k/$set.$language.gz" "$1/$name.$language")
+        done
+    done
+    tool clean-lines "${files[@]}"
+}

@@ -48,17 +48,6 @@ if [ "$TEACHERS" -gt 0 ]; then
     verifier_options+=" --finetune-from-model checkpoints/$NAME/teacher1.pt --warmup-updates $((VERIFIER_UPDATES / 15))"
 fi
 
-get_text() {
-    # No checksums are published. The minimum sizes are guesses that detect an error page or a truncated file.
-    local item set name bytes language files=() url=https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw
-    for item in train:train:400000 val:valid:10000 "${TEST:-test_2016_flickr}:test:10000"; do
-        IFS=: read -r set name bytes <<<"$item"
-        for language in en de; do
-            fetch "$url/$set.$language.gz" "downloads/multi30k/$set.$language.gz" "$bytes"
-            files+=("downloads/multi30k/$set.$language.gz" "$1/$name.$language")
-        done
-    done
-    tool clean-lines "${files[@]}"
-}
+get_text() { from_multi30k "$1" "${TEST:-test_2016_flickr}"; }
 
 exec python -m train_scripts.runner recipe "$@"

@@ -8,7 +8,9 @@ set -euo pipefail
 for name in DATA BART; do # named from where the user is
     if [ -d "${!name:-}" ]; then printf -v "$name" %s "$(cd "${!name}" && pwd)"; fi
 done
-if [ -f "${TEACHER:-}" ]; then TEACHER=$(realpath "$TEACHER"); fi
+for name in TEACHER MONO; do
+    if [ -f "${!name:-}" ]; then printf -v "$name" %s "$(realpath "${!name}")"; fi
+done
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export recipe=train_scripts/${script##*/}
 if [ -f site.sh ]; then # modules, settings or a container of this cluster

@@ -83,6 +83,25 @@ def test_translations_are_those_of_fairseq_generate(corpus: Corpus, tmp_path: Pa
     assert ours == pytest.approx(theirs, abs=1e-3)
 
 
+def test_samples_depend_on_the_seed_alone(corpus: Corpus, tmp_path: Path) -> None:
+    """Neither on drafts nor on shards and batches: a back-translation may be shared and resumed."""
+    found = {}
+    runs = {
+        "whole": ["greedy", "1", "40", "5"],
+        "parts": ["gs-jacobi", "3", "7", "5"],
+        "other": ["greedy", "1", "40", "6"],
+    }
+    for name, (decoder, count, size, seed) in runs.items():
+        options = ["--gen-subset", "valid", "--sampling", "--beam", "1", "--temperature", "1.3", "--batch-size", size]
+        decode(corpus, tmp_path / name, "--decoder", decoder, "--num-shards", count, "--seed", seed, *options)
+        found[name] = texts(sentences(tmp_path / name, "valid"))
+    options = f"{corpus.data} --task spec_dec --decoder greedy --path {corpus.verifier} --gen-subset valid --cpu"
+    output = run_in_process("generate", f"{options} --sampling --beam 1 --temperature 1.3 --seed 5").stdout.splitlines()
+    rows = [line[2:].split("\t") for line in output if line.startswith("H-")]
+    assert found["whole"] == [text for _, _, text in sorted(rows, key=lambda row: int(row[0]))]
+    assert found["parts"] == found["whole"] != found["other"]
+
+
 # Shards and resuming
 
 

@@ -1,7 +1,7 @@
 """The stages of a recipe, from text to a measured drafter.
 
-text -> binarise -> [teacher -> decode -> merge ->] verifier -> [decode -> merge ->] drafter [-> blockwise] -> sweep
--> test -> table -> card
+text -> binarise -> [mono -> reverse -> sample -> pairs ->] [teacher -> decode -> merge ->] verifier
+-> [decode -> merge ->] drafter [-> blockwise] -> sweep -> test -> table -> card
 
 With a teacher, verifier and drafter both train on its translations (Seq-KD with a shared teacher, GAD section 5.1).
 Without one, or with DRAFTER_DATA=verifier, the drafter trains on the verifier's translations.
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from train_scripts.runner.back_translation import back_translate
 from train_scripts.runner.settings import Settings, batch, trainer
 from train_scripts.runner.stages import (
     RecipeError,
@@ -31,6 +32,8 @@ from train_scripts.runner.stages import (
 )
 from train_scripts.runner.text import TOOL, binarise, call_recipe, find_sets, make_text
 from train_scripts.runner.training import remove_numbered, train
+
+TITLES = {"blockwise": "blockwise heads", "reverse": "model of the other direction"}
 
 
 class Recipe:
@@ -83,7 +86,9 @@ class Recipe:
         start, s, sets = time.monotonic(), self.settings, {}
         if s.FROM:
             self.check_second_round()
-        elif s.DATA and "text" in self.wanted and (is_dry_run() or not self.raw.exists()):
+        if s.MONO and s.TEACHER:
+            raise RecipeError(f"MONO={s.MONO}: trains the teacher, and TEACHER={s.TEACHER} is trained; leave one out")
+        if not s.FROM and s.DATA and "text" in self.wanted and (is_dry_run() or not self.raw.exists()):
             sets = find_sets(s)
         if not is_dry_run():
             for folder in (self.data, self.models, self.logs, self.runs, self.results):
@@ -135,13 +140,16 @@ class Recipe:
     def train_all(self, dictionary: Path) -> None:
         """Train teachers, verifier, drafter and blockwise heads, each on its data."""
         s, taught, distilled = self.settings, self.data / "taught", self.data / "distilled"
+        data, more = self.data, ""
+        if s.MONO:
+            data, more = back_translate(self, dictionary), f" --upsample-primary {s.UPSAMPLE}"
         teachers = [f"teacher{number}" for number in range(1, int(s.TEACHERS) + 1)]
         for number, name in enumerate(teachers, 1):
             options = f"--seed {int(s.SEED) + number} {s.teacher_options} {batch(s, s.TEACHER_TOKENS, s.MAX_TOKENS)}"
-            self.train_model("teacher", name, self.data, options, dictionary)
+            self.train_model("teacher", name, data, options + more, dictionary, data)
         teacher = ":".join(f"{self.models}/{name}.pt" for name in teachers) or s.TEACHER
         if not teacher:
-            self.train_model("verifier", "verifier", self.data, self.verifier_options, dictionary)
+            self.train_model("verifier", "verifier", data, self.verifier_options + more, dictionary, data)
             self.distil(str(self.verifier), s.DISTIL_DECODER, distilled)
         elif s.DRAFTER_DATA == "verifier":
             self.distil(teacher, s.DISTIL_DECODER, taught, s.DISTIL_RATIO, s.KEEP_RAW)
@@ -159,11 +167,14 @@ class Recipe:
         if s.BLOCKWISE_HEADS != "0":
             self.train_blockwise(distilled)
 
-    def train_model(self, name: str, model: str, data: Path, options: str, *needs: Path) -> None:
-        """Train `model` on `data` in the stage `name`, and write MODEL.pt: an average, or the best checkpoint."""
+    def train_model(self, name: str, model: str, data: Path, options: str, *needs: Path, languages: str = "") -> None:
+        """Train `model` on `data` in the stage `name`, and write MODEL.pt: an average, or the best checkpoint.
+
+        `languages` are options that replace those of the recipe.
+        """
         folder, file, log = self.runs / model, self.models / f"{model}.pt", self.logs / f"{model}.log"
-        title, keep = model.replace("blockwise", "blockwise heads"), int(self.settings.AVERAGE)
-        command = self.training_command(model, data, options)
+        title, keep = TITLES.get(model, model), int(self.settings.AVERAGE)
+        command = self.training_command(model, data, options, languages or self.languages)
         limit, later = float(getattr(self.settings, f"{name.upper()}_MINUTES")), later_work(self.settings, name)
         self.step(name, folder, f"train the {title}", lambda: train(folder, log, limit, command, keep, later), *needs)
 
@@ -175,12 +186,12 @@ class Recipe:
         what = "average the last checkpoints" if keep else "take the best checkpoint"
         self.step(name, file, f"{what} of the {title}", average, folder, newer=folder / "checkpoint_last.pt")
 
-    def training_command(self, model: str, data: Path, options: str) -> str:
+    def training_command(self, model: str, data: Path, options: str, languages: str) -> str:
         """Return the command that trains a model."""
         s = self.settings
         logs = f"--tensorboard-logdir {self.models}/tensorboard/{model}" if s.TENSORBOARD != "0" else ""
         saved = f"--save-interval-updates {s.SAVE_INTERVAL_UPDATES} --skip-invalid-size-inputs-valid-test"
-        task = f"--user-dir fairseq_plugins {self.languages} {s.task_options} {self.precision}"
+        task = f"--user-dir fairseq_plugins {languages} {s.task_options} {self.precision}"
         return f"{trainer(s, data)} {task} {logs} {saved} {options} {s.TRAINING_OPTIONS}"
 
     def train_drafter(self, name: str, model: str, verifier: Path, data: Path, options: str) -> None:

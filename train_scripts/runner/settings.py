@@ -13,12 +13,14 @@ from train_scripts.runner.stages import RecipeError
 DEFAULTS = {
     "AVERAGE": "10", "SEED": "1", "MINUTES": "0", "SAVE_INTERVAL_UPDATES": "1000",
     "TENSORBOARD": "1", "DISTIL_DECODER": "fast-beam", "DISTIL_BEAM": "5", "DISTIL_MAX_TOKENS": "12000",
+    "UPSAMPLE": "1", "BACK_RATIO": "1.5",  # fairseq's examples/backtranslation
     "BLOCKS_PER_SENTENCE": "4", "ACTIVATION": "relu", "MAX_LENGTH": "0", "MAX_RATIO": "0", "TEACHERS": "0",
     "DRAFTER": "features", "DRAFTER_LAYERS": "2", "DRAFTER_DATA": "teacher", "BLOCKWISE_HEADS": "0", "FP16": "1",
     "TOP_BETAS": "1,3,5", "TAUS": "1,2,3,4,5", "REPEATS": "3", "TIMING_SENTENCES": "100",
-    "recipe_stages": "text,binarise,teacher,decode,merge,verifier,drafter,blockwise,sweep,test,table,card",
+    "recipe_stages": "text,binarise,mono,reverse,sample,pairs,teacher,decode,merge,verifier,drafter,blockwise,sweep,"
+    "test,table,card",
 }  # fmt: skip
-LIMITS = [f"{model}_MINUTES" for model in ("TEACHER", "VERIFIER", "DRAFTER", "BLOCKWISE")]
+LIMITS = [f"{model}_MINUTES" for model in ("REVERSE", "TEACHER", "VERIFIER", "DRAFTER", "BLOCKWISE")]
 # Settings whose default is the value of another setting.
 FALLBACKS = {
     **dict.fromkeys(LIMITS, "MINUTES"),
@@ -29,7 +31,7 @@ CHOICES = {
     "DRAFTER_DATA": "teacher, verifier",
     "SUBWORDS": "unigram, bpe, moses, gpt2",
 }
-NUMBERS = ["AVERAGE", "SEED", "TEACHERS", "VERIFIER_TOKENS", "TEACHER_TOKENS", "DRAFTER_TOKENS"]
+NUMBERS = ["AVERAGE", "SEED", "TEACHERS", "UPSAMPLE", "VERIFIER_TOKENS", "TEACHER_TOKENS", "DRAFTER_TOKENS"]
 NUMBERS += ["GPUS", "MAX_TOKENS", "DRAFTER_MAX_TOKENS", *LIMITS]
 
 

@@ -107,6 +107,28 @@ def make_text(s: Settings, raw: Path, sets: dict[str, Path]) -> None:
     finish_writing(part, raw)
 
 
+def tokenise(s: Settings, raw: Path, out: Path) -> None:
+    """Tokenise a text, NAME.LANGUAGE, as fairseq's WMT scripts do: punctuation normalised, hyphens apart."""
+    moses = f"sacremoses --quiet --language {raw.suffix[1:]} --processes {s.WORKERS}"
+    run(f"{moses} normalize -c tokenize -a", source=raw, out=out)
+
+
+def apply_subwords(s: Settings, data: Path, files: Sequence[tuple[Path, Path]]) -> None:
+    """Cut texts into the subwords of a recipe.
+
+    Args:
+        s: its settings.
+        data: folder of its subword model.
+        files: pairs of text and output; tokenised text with SUBWORDS=moses.
+    """
+    if s.SUBWORDS == "moses":
+        for text, out in files:
+            run(f"subword-nmt apply-bpe --codes {data}/bpe.codes --input {text} --output {out}")
+        return
+    apply = f"apply-gpt2-bpe {shlex.quote(s.BART)}" if s.SUBWORDS == "gpt2" else f"apply-subwords {data}/subwords.model"
+    run(f"{TOOL} {apply} {' '.join(f'{text} {out}' for text, out in files)}")
+
+
 def binarise(s: Settings, data: Path, logs: Path) -> None:
     """Split the text into subwords and binarise it. The target dictionary is moved last: it marks the end."""
     part, text, bart = data / "binarised.partial", data / "raw", shlex.quote(s.BART)
@@ -121,25 +143,20 @@ def binarise(s: Settings, data: Path, logs: Path) -> None:
                 run(f"cp {before}/{name} {data}")
         dictionary += f" --srcdict {before}/dict.{s.src}.txt"
     if s.SUBWORDS == "moses":
-        for file in files:  # punctuation normalised, hyphens apart, as fairseq's WMT scripts do
-            moses = f"sacremoses --quiet --language {file.rpartition('.')[2]} --processes {s.WORKERS}"
-            run(f"{moses} normalize -c tokenize -a", source=text / file, out=part / "tokens" / file)
+        for file in files:
+            tokenise(s, text / file, part / "tokens" / file)
         text = part / "tokens"
         if not codes.exists():  # joint BPE (Sennrich et al. 2016)
             run(f"cat {text}/train.{s.src} {text}/train.{s.tgt}", out=text / "both")
             learn = f"learn-bpe --symbols {s.VOCABULARY} --num-workers {s.WORKERS} --input {text}/both"
             run(f"subword-nmt {learn} --output {codes}.partial", log=logs / "subwords.log")
             run(f"mv {codes}.partial {codes}")
-        for file in files:
-            run(f"subword-nmt apply-bpe --codes {codes} --input {text}/{file} --output {part}/text/{file}")
-    else:
-        apply = f"apply-subwords {model}"
-        if s.SUBWORDS == "gpt2":
-            apply, dictionary = f"apply-gpt2-bpe {bart}", f"--srcdict {bart}/dict.txt --tgtdict {bart}/dict.txt"
-        elif not model.exists():
-            learn = f"learn-subwords {model} --kind {s.SUBWORDS} --size {s.VOCABULARY}"
-            run(f"{TOOL} {learn} {text}/train.{s.src} {text}/train.{s.tgt}", log=logs / "subwords.log")
-        run(f"{TOOL} {apply} {' '.join(f'{text}/{file} {part}/text/{file}' for file in files)}")
+    elif s.SUBWORDS == "gpt2":
+        dictionary = f"--srcdict {bart}/dict.txt --tgtdict {bart}/dict.txt"
+    elif not model.exists():
+        learn = f"learn-subwords {model} --kind {s.SUBWORDS} --size {s.VOCABULARY}"
+        run(f"{TOOL} {learn} {text}/train.{s.src} {text}/train.{s.tgt}", log=logs / "subwords.log")
+    apply_subwords(s, data, [(text / file, part / "text" / file) for file in files])
     limits = f"--languages {s.src} {s.tgt} --max-length {s.MAX_LENGTH} --max-ratio {s.MAX_RATIO}"
     run(f"{TOOL} clean-pairs {part}/text/train {part}/text/clean {limits}")
     sets = f"--trainpref {part}/text/clean --validpref {part}/text/valid --testpref {part}/text/test"
