@@ -36,7 +36,8 @@ TRANSLATION = """
 import sys
 import fairseq_plugins
 fairseq_plugins.load("checkpoints/multi30k.en-de").translate("A dog.")
-names = {"torch._dynamo", "torch._inductor", "pandas", "matplotlib", "ctranslate2", "transformers", "tensorboard"}
+names = {"torch._dynamo", "torch._inductor", "pandas", "matplotlib", "ctranslate2", "transformers"}
+names |= {"tensorboard", "triton"}
 print(sorted(names & set(sys.modules)))
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from hydra.core.config_store import ConfigStore

@@ -6,7 +6,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from fairseq_plugins.decoding import gpu
+from fairseq_plugins.decoding.gpu import interface as gpu
 from fairseq_plugins.decoding.gpu.weights import Linear as DeviceLinear
 from fairseq_plugins.decoding.kernel_weights import KernelWeights
 from fairseq_plugins.decoding.native import NotNative

@@ -23,7 +23,7 @@ def test_interpreted() -> None:
 
 
 def _transformer(width: int, inner: int, heads: int, words: int, layers: int, is_decoder: bool) -> object:
-    from fairseq_plugins.decoding import gpu
+    from fairseq_plugins.decoding.gpu import interface as gpu
 
     def linear(outputs: int, inputs: int) -> object:
         return gpu.linear(torch.zeros(outputs, inputs, dtype=torch.half), torch.zeros(outputs, dtype=torch.half))
@@ -50,7 +50,7 @@ def _transformer(width: int, inner: int, heads: int, words: int, layers: int, is
 @pytest.mark.parametrize(("places", "capabilities"), [(1, [80, 90]), (48, [90])])
 def test_kernels_of_a_step(places: int, capabilities: list[int]) -> None:
     """Five kernels a layer and four more, none of which spills, with the sizes of the base model."""
-    from fairseq_plugins.decoding import gpu
+    from fairseq_plugins.decoding.gpu import interface as gpu
     from tests.decoding.gpu.launches import compiled, record
 
     encoder, decoder = (_transformer(512, 2048, 8, 10_000, *kind) for kind in ((1, False), (LAYERS, True)))

@@ -24,7 +24,7 @@ def test_interpreted() -> None:
 
 def _drafters(decoder: Any) -> dict[str, tuple[Any, list[tuple[int, int]], dict[str, Any]]]:
     """Return drafters, the numbers of places and drafted tokens of their steps, and other parts of a search."""
-    from fairseq_plugins.decoding import gpu
+    from fairseq_plugins.decoding.gpu import interface as gpu
 
     def linear(outputs: int, inputs: int) -> Any:
         return gpu.linear(torch.zeros(outputs, inputs, dtype=torch.half), torch.zeros(outputs, dtype=torch.half))

@@ -15,7 +15,7 @@ if find_spec("triton") is None:
 
 from fairseq.models.transformer import TransformerModel, base_architecture
 
-from fairseq_plugins.decoding import gpu
+from fairseq_plugins.decoding.gpu import interface as gpu
 from fairseq_plugins.decoding.gpu.model import GpuWeights
 from tests.decoding.gpu.launches import Launch, compiled, record
 

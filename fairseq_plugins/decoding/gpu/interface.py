@@ -1,0 +1,44 @@
+"""The GPU engine: whole iterations on the device, in Triton kernels.
+
+This module offers the names of the compiled CPU module (decoding/kernel_weights.py): a method describes itself against
+either of them.
+"""
+
+from fairseq_plugins.decoding.gpu.acceptance import accept_at_least, accept_top_beta, accept_within_distance
+from fairseq_plugins.decoding.gpu.beam_search import EosForbidden
+from fairseq_plugins.decoding.gpu.drafters.combined import FallbackDrafter as fallback_drafter
+from fairseq_plugins.decoding.gpu.drafters.combined import ReplayedDrafter
+from fairseq_plugins.decoding.gpu.drafters.copying import CopyDrafter, Lookup
+from fairseq_plugins.decoding.gpu.drafters.features import FeatureDrafter as feature_drafter
+from fairseq_plugins.decoding.gpu.drafters.heads import HeadsDrafter as heads_drafter
+from fairseq_plugins.decoding.gpu.drafters.jacobi import JacobiDrafter as jacobi_drafter
+from fairseq_plugins.decoding.gpu.drafters.path import path as Path
+from fairseq_plugins.decoding.gpu.drafters.tokens import TokenDrafter as token_drafter
+from fairseq_plugins.decoding.gpu.drafters.trained import MaskWeights
+from fairseq_plugins.decoding.gpu.generator import Generator
+from fairseq_plugins.decoding.gpu.policy import Policy
+from fairseq_plugins.decoding.gpu.weights import Activation, Layer, Norm, linear, transformer
+
+__all__ = [
+    "Activation",
+    "CopyDrafter",
+    "EosForbidden",
+    "Generator",
+    "Layer",
+    "Lookup",
+    "MaskWeights",
+    "Norm",
+    "Path",
+    "Policy",
+    "ReplayedDrafter",
+    "accept_at_least",
+    "accept_top_beta",
+    "accept_within_distance",
+    "fallback_drafter",
+    "feature_drafter",
+    "heads_drafter",
+    "jacobi_drafter",
+    "linear",
+    "token_drafter",
+    "transformer",
+]
