@@ -4,19 +4,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Optional
 
 import torch
-import torch.nn.functional as F
 from fairseq.dataclass import ChoiceEnum
-from torch import Tensor
 
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, fixed_width_option, option
 from fairseq_plugins.decoding.native import NotNative
 from fairseq_plugins.decoding.reference.drafters import Drafter
+from fairseq_plugins.decoding.reference.drafters.fallback import FallbackDrafter
 from fairseq_plugins.decoding.reference.drafters.features import FeatureDrafter, fused_reader
 from fairseq_plugins.decoding.reference.drafters.masked_decoder import DraftOptions
 from fairseq_plugins.decoding.reference.drafters.nat import NatDrafter
 from fairseq_plugins.decoding.reference.drafters.vocabulary import DEFAULT_SHARE, draft_vocabulary
-from fairseq_plugins.decoding.reference.encoder import EncoderOut
-from fairseq_plugins.decoding.reference.state import Advance, DecodingState, Draft
 from fairseq_plugins.decoding.weights import linear, read_decoder_layer, without_query
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat, dictionary_fingerprint
@@ -138,44 +135,6 @@ def store_survival(policy: Any, drafter: BlockNat) -> None:
     _, _, drafted, accepted = policy.counts()
     counts = drafter.decoder.survival_counts
     counts.copy_(torch.tensor([drafted, accepted]).view_as(counts).round())
-
-
-class FallbackDrafter:
-    """Drafts with `first`, and with `second` for sentences whose first draft is empty."""
-
-    def __init__(self, first: Drafter, second: Drafter) -> None:
-        self.first, self.second = first, second
-
-    def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
-        self.first.start(sample, encoder_out)
-        self.second.start(sample, encoder_out)
-
-    def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
-        self.first.append_rows(sample, encoder_out)
-        self.second.append_rows(sample, encoder_out)
-
-    def draft(self, state: DecodingState) -> Draft:
-        drafts = self.first.draft(state), self.second.draft(state)
-        width = max(draft.tokens.size(1) for draft in drafts)
-        first, second = (F.pad(draft.tokens, (0, width - draft.tokens.size(1))) for draft in drafts)
-        num_first, num_second = map(_counts, drafts)
-        is_empty = num_first == 0
-        tokens = torch.where(is_empty[:, None], second, first)
-        return Draft(tokens, torch.where(is_empty, num_second, num_first), from_fallback=is_empty)
-
-    def observe(self, advance: Advance) -> None:
-        self.first.observe(advance)
-        self.second.observe(advance)
-
-    def select_rows(self, rows: Tensor) -> None:
-        self.first.select_rows(rows)
-        self.second.select_rows(rows)
-
-
-def _counts(draft: Draft) -> Tensor:
-    """Return the number of tokens of every draft, [B]."""
-    counts = draft.num_drafted
-    return draft.tokens.new_full((draft.tokens.size(0),), draft.tokens.size(1)) if counts is None else counts
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding.methods.greedy import NoDrafter
 from fairseq_plugins.decoding.recording.stats import SentenceStats
+from fairseq_plugins.decoding.reference.drafters import NoDrafter
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.state import DecodingState, Draft
 from fairseq_plugins.decoding.reference.verifier import Verifier

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding.methods.greedy import NoDrafter
+from fairseq_plugins.decoding.reference.drafters import NoDrafter
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.search.rules import TopBeta
 from fairseq_plugins.errors import ConfigurationError

@@ -8,15 +8,7 @@ from fairseq_plugins.decoding.method import (
     NativeMethod,
     draft_and_verify,
 )
-from fairseq_plugins.decoding.reference.drafters import StatelessDrafter
-from fairseq_plugins.decoding.reference.state import DecodingState, Draft, no_draft
-
-
-class NoDrafter(StatelessDrafter):
-    """Drafts nothing: one verified token an iteration."""
-
-    def draft(self, state: DecodingState) -> Draft:
-        return no_draft(state)
+from fairseq_plugins.decoding.reference.drafters import NoDrafter
 
 
 def _build(context: MethodContext, options: MethodOptions) -> Method:

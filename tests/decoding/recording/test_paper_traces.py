@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.method import Method
-from fairseq_plugins.decoding.methods.blockwise import BlockwiseDrafter
 from fairseq_plugins.decoding.methods.iad import source_copy_drafter
-from fairseq_plugins.decoding.methods.jacobi import JacobiDrafter
 from fairseq_plugins.decoding.reference.drafters import Drafter
+from fairseq_plugins.decoding.reference.drafters.heads import BlockwiseDrafter
+from fairseq_plugins.decoding.reference.drafters.jacobi import JacobiDrafter
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.search import GreedySearch
 from fairseq_plugins.decoding.reference.state import DecodingState, Draft, Verification

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from fairseq_plugins.decoding.reference.encoder import EncoderOut
-from fairseq_plugins.decoding.reference.state import Advance, DecodingState, Draft
+from fairseq_plugins.decoding.reference.state import Advance, DecodingState, Draft, no_draft
 
 
 class Drafter(Protocol):
@@ -51,3 +51,10 @@ class StatelessDrafter:
 
     def select_rows(self, rows: Tensor) -> None:
         pass
+
+
+class NoDrafter(StatelessDrafter):
+    """Drafts nothing: one verified token an iteration."""
+
+    def draft(self, state: DecodingState) -> Draft:
+        return no_draft(state)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding.methods.jacobi import JacobiDrafter
+from fairseq_plugins.decoding.reference.drafters.jacobi import JacobiDrafter
 from tests.decoding.methods.without_model import blocks_of
 from tests.strategies import SOURCES, UNSHRUNK, example_count
 from tests.support import (

@@ -1,0 +1,49 @@
+"""A drafter and another one for sentences for which it drafts nothing."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fairseq_plugins.decoding.reference.drafters import Drafter
+from fairseq_plugins.decoding.reference.encoder import EncoderOut
+from fairseq_plugins.decoding.reference.state import Advance, DecodingState, Draft
+
+
+class FallbackDrafter:
+    """Drafts with `first`, and with `second` for sentences whose first draft is empty."""
+
+    def __init__(self, first: Drafter, second: Drafter) -> None:
+        self.first, self.second = first, second
+
+    def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
+        self.first.start(sample, encoder_out)
+        self.second.start(sample, encoder_out)
+
+    def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
+        self.first.append_rows(sample, encoder_out)
+        self.second.append_rows(sample, encoder_out)
+
+    def draft(self, state: DecodingState) -> Draft:
+        drafts = self.first.draft(state), self.second.draft(state)
+        width = max(draft.tokens.size(1) for draft in drafts)
+        first, second = (F.pad(draft.tokens, (0, width - draft.tokens.size(1))) for draft in drafts)
+        num_first, num_second = map(_counts, drafts)
+        is_empty = num_first == 0
+        tokens = torch.where(is_empty[:, None], second, first)
+        return Draft(tokens, torch.where(is_empty, num_second, num_first), from_fallback=is_empty)
+
+    def observe(self, advance: Advance) -> None:
+        self.first.observe(advance)
+        self.second.observe(advance)
+
+    def select_rows(self, rows: Tensor) -> None:
+        self.first.select_rows(rows)
+        self.second.select_rows(rows)
+
+
+def _counts(draft: Draft) -> Tensor:
+    """Return the number of tokens of every draft, [B]."""
+    counts = draft.num_drafted
+    return draft.tokens.new_full((draft.tokens.size(0),), draft.tokens.size(1)) if counts is None else counts
