@@ -8,8 +8,8 @@ import torch
 import triton
 from torch import Tensor
 
-from fairseq_plugins.decoding.gpu import hypotheses as kernels
 from fairseq_plugins.decoding.gpu.batch import Sizes
+from fairseq_plugins.decoding.gpu.kernels import hypotheses as kernels
 from fairseq_plugins.decoding.gpu.runner import Step, padded, score, tile_of
 from fairseq_plugins.decoding.gpu.search import Search
 from fairseq_plugins.decoding.gpu.weights import Transformer

@@ -20,7 +20,7 @@ from fairseq_plugins.decoding.gpu.batch import STATUS, TILE, Sizes
 from fairseq_plugins.decoding.gpu.beam_search import BeamSearch, EosForbidden
 from fairseq_plugins.decoding.gpu.drafter import Drafter, GivenDrafts
 from fairseq_plugins.decoding.gpu.graphs import Replayed
-from fairseq_plugins.decoding.gpu.hypotheses import EOS_IS_FORBIDDEN
+from fairseq_plugins.decoding.gpu.kernels.hypotheses import EOS_IS_FORBIDDEN
 from fairseq_plugins.decoding.gpu.policy import Policy
 from fairseq_plugins.decoding.gpu.search import GreedySearch, packed
 from fairseq_plugins.decoding.gpu.weights import Linear, Transformer

@@ -1,4 +1,4 @@
-"""Run the layers of a Transformer for the rows of a step, as launches of the kernels in layers.py and scores.py."""
+"""Run the layers of a Transformer for the rows of a step, as launches of kernels."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,8 +7,8 @@ import torch
 import triton
 from torch import Tensor
 
-from fairseq_plugins.decoding.gpu import layers as kernels
-from fairseq_plugins.decoding.gpu import scores
+from fairseq_plugins.decoding.gpu.kernels import layers as kernels
+from fairseq_plugins.decoding.gpu.kernels import scores
 from fairseq_plugins.decoding.gpu.weights import Activation, Layer, Linear, Norm, Transformer
 
 PLAIN, POST_NORM, PRE_NORM, SUM = range(4)

@@ -7,10 +7,10 @@ import torch
 import triton
 from torch import Tensor
 
-from fairseq_plugins.decoding.gpu import rows, scores
 from fairseq_plugins.decoding.gpu.acceptance import Acceptance
 from fairseq_plugins.decoding.gpu.batch import TILE, Batch, Sizes
 from fairseq_plugins.decoding.gpu.drafter import Drafter
+from fairseq_plugins.decoding.gpu.kernels import rows, scores
 from fairseq_plugins.decoding.gpu.runner import (
     PLAIN,
     SOURCE_KEY_VALUE,

@@ -11,7 +11,7 @@ from fairseq_plugins.decoding.native import NotNative
 
 
 class Activation(IntEnum):
-    """Activation functions, by their numbers in layers.py."""
+    """Activation functions, by their numbers in kernels/layers.py."""
 
     NONE = 0
     RELU = 1

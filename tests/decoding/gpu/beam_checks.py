@@ -19,9 +19,9 @@ from torch import nn
 
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.gpu import beam_search, runner
-from fairseq_plugins.decoding.gpu import hypotheses as kernels
 from fairseq_plugins.decoding.gpu import interface as gpu
 from fairseq_plugins.decoding.gpu.backend import GpuBackend
+from fairseq_plugins.decoding.gpu.kernels import hypotheses as kernels
 from fairseq_plugins.decoding.gpu.model import GpuWeights
 from fairseq_plugins.decoding.native.backend import NativeBackend
 from fairseq_plugins.decoding.reference.state import Hypothesis

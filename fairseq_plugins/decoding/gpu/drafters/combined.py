@@ -4,25 +4,14 @@ import copy
 from collections.abc import Sequence
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.batch import Batch
 from fairseq_plugins.decoding.gpu.drafter import Drafter, GivenDrafts
 from fairseq_plugins.decoding.gpu.drafters.tokens import TokenDrafter
 from fairseq_plugins.decoding.gpu.drafters.writing import launch_given
-from fairseq_plugins.decoding.gpu.layers import wait
+from fairseq_plugins.decoding.gpu.kernels.drafts import find_undrafted
 from fairseq_plugins.decoding.gpu.search import Encoded, GreedySearch, Verified
-
-
-@triton.jit
-def find_undrafted(active, num_drafted, undrafted, PDL: tl.constexpr):
-    """Find the sentences that have no draft. Grid: sentences."""
-    sentence = tl.program_id(0)
-    wait(PDL)
-    has_none = (tl.load(active + sentence) > 0) & (tl.load(num_drafted + sentence) == 0)
-    tl.store(undrafted + sentence, has_none.to(tl.int32))
 
 
 class FallbackDrafter(Drafter):

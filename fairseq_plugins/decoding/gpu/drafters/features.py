@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.batch import Batch
 from fairseq_plugins.decoding.gpu.drafters.path import Path
-from fairseq_plugins.decoding.gpu.drafters.states import write_states
 from fairseq_plugins.decoding.gpu.drafters.trained import MaskWeights, TrainedDrafter
+from fairseq_plugins.decoding.gpu.kernels.states import write_states
 from fairseq_plugins.decoding.gpu.runner import PLAIN, PRE_NORM, Input, Tiles, chunks, padded
 from fairseq_plugins.decoding.gpu.search import GreedySearch, Verified
 from fairseq_plugins.decoding.gpu.weights import Linear, Norm, Transformer

@@ -8,134 +8,14 @@ from collections.abc import Sequence
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.batch import Batch
 from fairseq_plugins.decoding.gpu.drafter import Drafter, GivenDrafts, lengths_up_to
-from fairseq_plugins.decoding.gpu.drafters.writing import most_drafted
-from fairseq_plugins.decoding.gpu.layers import wait
+from fairseq_plugins.decoding.gpu.kernels.jacobi import draft_predictions, forget, keep_predictions
 from fairseq_plugins.decoding.gpu.search import Encoded, GreedySearch, Verified
 
 _FILLED = 1024  # tokens of the pool that a program forgets
-
-
-@triton.jit
-def draft_predictions(
-    tails,  # [B, tail_stride], the predictions after the emitted tokens; -1 for none
-    pool,  # [B, pool_size], the verifier's last prediction after each token; -1 for none
-    block,  # [1], positions solved in parallel
-    source,
-    source_lengths,
-    tokens,
-    lengths,
-    limits,
-    emitted,
-    draft,
-    num_drafted,
-    active,
-    tail_stride,
-    pool_size,
-    source_stride,
-    columns,
-    draft_stride,
-    width,
-    most_parallel,  # length of the output from which decoding is greedy, where LIMITED
-    initial,  # first guess of every position, unless FROM_SOURCE
-    LIMITED: tl.constexpr,
-    FROM_SOURCE: tl.constexpr,
-    HAS_POOL: tl.constexpr,
-    STEPS: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Draft what was predicted, and first guesses elsewhere. Drafts may go past EOS. Grid: sentences."""
-    sentence = tl.program_id(0)
-    wait(PDL)
-    if tl.load(active + sentence) == 0:
-        return
-    length, size = tl.load(lengths + sentence), tl.load(block)
-    # The verifier predicts one position more than is drafted, so the last position of a block needs no draft.
-    count = size - 1 - length % size
-    if LIMITED:
-        count = tl.maximum(tl.minimum(count, most_parallel - 1 - length), 0)
-    count = tl.minimum(count, most_drafted(lengths, limits, sentence, width))
-    step = tl.arange(0, STEPS)
-    # Before the first iteration nothing is predicted.
-    known = tl.where(tl.load(emitted + sentence) > 0, count, 0)
-    predicted = tl.load(tails + sentence * tail_stride + step, mask=step < known, other=-1)
-    guess = tl.zeros((STEPS,), tl.int32) + initial
-    if FROM_SOURCE:
-        place = length + step
-        is_token = (step < count) & (place < tl.load(source_lengths + sentence))
-        guess = tl.load(source + sentence * source_stride + place, mask=is_token, other=0)
-        guess = tl.where(is_token, guess, tl.load(limits))
-    token = tl.where(predicted >= 0, predicted, guess)
-    if HAS_POOL:
-        last = tl.load(tokens + sentence * columns + length)
-        for number in range(0, count):
-            found = tl.load(pool + sentence * pool_size + last, mask=last < pool_size, other=-1)
-            last = tl.where(found >= 0, found, tl.sum(tl.where(step == number, token, 0), 0))
-            tl.store(draft + sentence * draft_stride + number, last)
-    else:
-        tl.store(draft + sentence * draft_stride + step, token, step < count)
-    tl.store(num_drafted + sentence, count)
-
-
-@triton.jit
-def keep_predictions(
-    predicted,  # [B * per_sentence], the best token after each row
-    tails,
-    pool,
-    tokens,
-    lengths,
-    emitted,
-    draft,
-    num_drafted,
-    active,
-    tail_stride,
-    pool_size,
-    columns,
-    draft_stride,
-    per_sentence,
-    HAS_POOL: tl.constexpr,
-    STEPS: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Keep the predictions after the emitted tokens. Grid: sentences."""
-    sentence = tl.program_id(0)
-    wait(PDL)
-    if tl.load(active + sentence) == 0:
-        return
-    count, number = tl.load(num_drafted + sentence), tl.load(emitted + sentence)
-    own = predicted + sentence * per_sentence
-    step = tl.arange(0, STEPS)
-    following = tl.load(own + number + step, mask=number + step <= count, other=-1)
-    tl.store(tails + sentence * tail_stride + step, following, step < tail_stride)
-    if HAS_POOL:
-        # As Lookahead's n-gram pool (arXiv 2402.02057), with bigrams: a drafted token and the prediction after it. Of
-        # equal tokens the last one counts.
-        before = tl.load(tokens + sentence * columns + tl.load(lengths + sentence) - number)
-        for start in range(0, count + 1, 32):
-            at = start + tl.arange(0, 32)
-            is_row = at <= count
-            token = tl.load(draft + sentence * draft_stride + at - 1, mask=is_row & (at > 0), other=0)
-            token = tl.where(at > 0, token, before)
-            is_again = (token[:, None] == token[None, :]) & (at[:, None] < at[None, :]) & is_row[None, :]
-            is_last = tl.max(is_again.to(tl.int32), 1) == 0
-            value = tl.load(own + at, mask=is_row, other=0)
-            tl.store(pool + sentence * pool_size + token, value, is_row & is_last & (token < pool_size))
-            tl.debug_barrier()
-
-
-@triton.jit
-def forget(pool, lengths, pool_size, FILLED: tl.constexpr, PDL: tl.constexpr):
-    """Empty the pools of new sentences, which have no output yet. Grid: (sentences, parts of the pool)."""
-    sentence = tl.program_id(0)
-    wait(PDL)
-    if tl.load(lengths + sentence) > 0:
-        return
-    token = tl.program_id(1) * FILLED + tl.arange(0, FILLED)
-    tl.store(pool + sentence * pool_size + token, tl.full((FILLED,), -1, tl.int32), token < pool_size)
 
 
 class JacobiDrafter(Drafter):

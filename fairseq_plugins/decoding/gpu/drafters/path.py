@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.batch import Batch
-from fairseq_plugins.decoding.gpu.drafters.transition import choose_alone, choose_next
+from fairseq_plugins.decoding.gpu.kernels.transition import choose_alone, choose_next
 from fairseq_plugins.decoding.gpu.runner import Scores
 from fairseq_plugins.decoding.gpu.weights import Linear
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fairseq_plugins.decoding.gpu import rows
 from fairseq_plugins.decoding.gpu.batch import Batch
 from fairseq_plugins.decoding.gpu.drafter import Drafter
 from fairseq_plugins.decoding.gpu.drafters.path import Path, PathMemory, choose_along, choose_independently
+from fairseq_plugins.decoding.gpu.kernels import rows
 from fairseq_plugins.decoding.gpu.runner import Input, Runner, Step, make_scores, padded, score, tile_of
 from fairseq_plugins.decoding.gpu.search import Encoded, GreedySearch
 from fairseq_plugins.decoding.gpu.weights import Linear, Transformer

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from fairseq_plugins.decoding.gpu.layers import is_live, product, wait
+from fairseq_plugins.decoding.gpu.kernels.layers import is_live, product, wait
 
 
 @triton.jit(do_not_specialize=["rows", "per_sentence"])

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from fairseq_plugins.decoding.gpu.layers import is_live, product, wait
+from fairseq_plugins.decoding.gpu.kernels.layers import is_live, product, wait
 
 # Columns of the limits of a batch on the device, int32: special symbols and lengths.
 PAD, UNK, EOS, MIN_LEN, MAX_LEN, PREFIX, FIRST = (tl.constexpr(number) for number in range(7))

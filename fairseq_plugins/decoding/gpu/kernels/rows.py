@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from fairseq_plugins.decoding.gpu.layers import wait
+from fairseq_plugins.decoding.gpu.kernels.layers import wait
 
 
 @triton.jit

@@ -8,8 +8,8 @@ even and odd lengths, because a program cannot read what it overwrites. At lengt
 import triton
 import triton.language as tl
 
-from fairseq_plugins.decoding.gpu.layers import wait
-from fairseq_plugins.decoding.gpu.rows import forced_token, store_input, store_limits
+from fairseq_plugins.decoding.gpu.kernels.layers import wait
+from fairseq_plugins.decoding.gpu.kernels.rows import forced_token, store_input, store_limits
 
 # What the last column of `status` tells.
 SCORES_ARE_NAN, EOS_IS_FORBIDDEN = (tl.constexpr(number) for number in (1, 2))

@@ -7,7 +7,7 @@ Programs share the vocabulary; each repeats the recurrent cell, whose weights it
 import triton
 import triton.language as tl
 
-from fairseq_plugins.decoding.gpu.layers import wait
+from fairseq_plugins.decoding.gpu.kernels.layers import wait
 
 
 @triton.jit

@@ -1,0 +1,1 @@
+"""The Triton kernels, which the files of this package's parent launch."""

@@ -1,0 +1,138 @@
+"""The Triton kernel that copies a text after a match, by the same rules as csrc/drafters/copying.cpp."""
+
+import triton
+import triton.language as tl
+
+from fairseq_plugins.decoding.gpu.kernels.drafts import most_drafted, write_draft
+from fairseq_plugins.decoding.gpu.kernels.layers import wait
+
+# For NEAREST, a matching token outweighs a shift by this many positions.
+MATCH_WEIGHT = tl.constexpr(8)
+_LOWEST = tl.constexpr(-(2**30))
+
+
+@triton.jit
+def _common_suffix(text, end, ok, output, length, max_match, IS_OUTPUT: tl.constexpr):
+    """Return for each end [BLOCK] in a text the number of tokens before it that equal the last of the output.
+
+    The beginnings of text and output count as one more equal token.
+    """
+    count = tl.zeros_like(end)
+    most = tl.minimum(max_match, length)
+    equal = ok
+    depth = 0
+    goes_on = most > 0
+    while goes_on:
+        for more in tl.static_range(4):
+            back = depth + more + 1
+            of_text = tl.load(text + end - back, mask=equal & (back <= end), other=-1)
+            of_output = tl.load(output + length - back, mask=back <= most, other=-2)
+            equal = equal & (of_text == of_output)
+            count += equal.to(tl.int32)
+        depth += 4
+        goes_on = (depth < most) & (tl.max(equal.to(tl.int32), 0) > 0)
+    if not IS_OUTPUT:
+        count += ((count == end) & (count == length) & (count < max_match)).to(tl.int32)
+    return count
+
+
+@triton.jit
+def copy_draft(
+    texts,  # [B, text_stride], the texts of a sentence, one after the other
+    ends,  # [B, end_stride], their ends; the source's length
+    shifts,  # [B, end_stride], of each text: position of the last match minus that in the output, where NEAREST
+    counts,  # [B], numbers of texts, where NEAREST
+    tokens,
+    lengths,
+    limits,
+    draft,
+    num_drafted,
+    active,
+    text_stride,
+    end_stride,
+    columns,
+    draft_stride,
+    width,
+    max_match,
+    LOOKUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STEPS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Find the best match of the output's end in the texts, and draft what follows it. Grid: sentences."""
+    sentence = tl.program_id(0)
+    wait(PDL)
+    if tl.load(active + sentence) == 0:
+        return
+    length = tl.load(lengths + sentence)
+    output = tokens + sentence * columns + 1
+    own = texts + sentence * text_stride
+    number_of_texts = 1
+    if LOOKUP == 1:
+        number_of_texts = 2
+    if LOOKUP == 2:
+        number_of_texts = tl.load(counts + sentence)
+    best, second, begin = 0, 0, 0
+    if LOOKUP == 2:
+        best = -1
+    # The match: first token to copy, and how many there are until the text ends.
+    first, size, is_of_output = 0, 0, 0
+    for number in range(0, number_of_texts):
+        is_output = 0
+        shift = 0
+        if LOOKUP == 1:
+            is_output = number
+        # RECENT searches the output without its last token, which would match itself.
+        if (LOOKUP == 1) & (is_output > 0):
+            text_length = tl.maximum(length - 1, 0)
+        else:
+            text_length = tl.load(ends + sentence * end_stride + number) - begin
+        if LOOKUP == 2:
+            shift = tl.load(shifts + sentence * end_stride + number)
+        last = text_length
+        if LOOKUP == 2:
+            last = text_length - 1
+        best_of_text, end_of_text = -1, length + shift
+        for start in range(is_output, last + 1, BLOCK):
+            end = start + tl.arange(0, BLOCK)
+            ok = end <= last
+            if (LOOKUP == 1) & (is_output > 0):
+                score = _common_suffix(output, end, ok, output, length, max_match, True)
+            else:
+                score = _common_suffix(own + begin, end, ok, output, length, max_match, False)
+            if LOOKUP == 2:
+                score = MATCH_WEIGHT * score - tl.abs(end - length - shift)
+            score = tl.where(ok, score, _LOWEST)
+            highest = tl.max(score, 0)
+            is_highest = score == highest
+            first_end = tl.min(tl.where(is_highest, end, last), 0)
+            last_end = tl.max(tl.where(is_highest, end, 0), 0)
+            rest = tl.max(tl.where(is_highest, _LOWEST, score), 0)
+            runner_up = tl.where(first_end < last_end, highest, rest)
+            is_better = highest > best
+            chosen = first_end
+            if LOOKUP == 1:
+                is_better = is_better | ((highest > 0) & (highest == best))
+                chosen = last_end
+            second = tl.maximum(tl.maximum(second, runner_up), tl.minimum(best, highest))
+            best = tl.maximum(best, highest)
+            first = tl.where(is_better, begin + chosen, first)
+            size = tl.where(is_better, text_length - chosen, size)
+            is_of_output = tl.where(is_better, is_output, is_of_output)
+            end_of_text = tl.where(highest > best_of_text, first_end, end_of_text)
+            best_of_text = tl.maximum(best_of_text, highest)
+        if LOOKUP == 2:
+            tl.store(shifts + sentence * end_stride + number, end_of_text - length)
+            begin += text_length
+    if LOOKUP == 0:
+        size = tl.where(best == second, 0, size)
+    step = tl.arange(0, STEPS)
+    count = tl.minimum(most_drafted(lengths, limits, sentence, width), size)
+    if LOOKUP == 1:
+        of_output = tl.where(is_of_output > 0, count, 0)
+        from_output = tl.load(output + first + step, mask=step < of_output, other=0)
+        from_source = tl.load(own + first + step, mask=step < count - of_output, other=0)
+        token = from_output + from_source
+    else:
+        token = tl.load(own + first + step, mask=step < count, other=0)
+    write_draft(draft, num_drafted, sentence, draft_stride, step, token, count, tl.load(limits + 2), STEPS)
