@@ -141,7 +141,6 @@ class BuildKernels(build_ext):
 CONSOLE_SCRIPTS = [
     "spec-dec-average = fairseq_plugins.checkpoint.averaging:main",
     "spec-dec-bench   = fairseq_plugins.benchmarks.benchmark:main",
-    "spec-dec-compare = fairseq_plugins.benchmarks.compare:main",
     "spec-dec-convert = fairseq_plugins.conversion.cli:main",
     "spec-dec-ddgviz  = fairseq_plugins.pages.ddgviz:main",
     "spec-dec-distill = fairseq_plugins.distillation.cli:main",

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from fairseq_plugins import help_texts
-from fairseq_plugins.benchmarks import compare
+from fairseq_plugins.benchmarks import benchmark
 from fairseq_plugins.pages import report
 from fairseq_plugins.shared import arguments
 from fairseq_plugins.shared.parsing import refuse_wrong_arguments_of_fairseqs_tools
@@ -27,20 +27,20 @@ def test_texts_match_the_parsers() -> None:
 
 def test_own_options_come_after_example_and_required_ones() -> None:
     text = (help_texts.FOLDER / "spec-dec-bench.txt").read_text(encoding="utf-8")
-    parts = ["usage:", "Measure", "example:", "required:", "--path VERIFIER.pt  ", "comparison:", "--help-all"]
+    parts = ["usage:", "Compare", "example:", "required:", "--path VERIFIER.pt  ", "comparison:", "--help-all"]
     assert sorted(parts, key=text.index) == parts
     assert "--trace-file" not in text and len(text.splitlines()) < 70
 
 
 def test_help_all_shows_all_options(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
-        compare.main(["--help-all"])
+        benchmark.main(["--help-all"])
     text = capsys.readouterr().out
     parts = ["--reference", "--trace-file", "--wandb-project"]
     assert sorted(parts, key=text.index) == parts
 
 
-@pytest.mark.parametrize("command", [compare, report])
+@pytest.mark.parametrize("command", [benchmark, report])
 def test_missing_argument_is_one_line(command: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([]) == 2
     line = capsys.readouterr().err

@@ -6,7 +6,7 @@
 #   NAME=multi30k.en-de train_scripts/bench.sh   other models that a recipe trained
 #   SHAPE=base train_scripts/bench.sh            random weights of Transformer-base (big, 12-2, tiny) and replayed drafts
 #
-# Results: results/NAME/bench/benchmark.md, .json and .png. Settings: REPEATS, TIMING_SENTENCES, BATCH_SIZES, THREADS.
+# Results: results/NAME/bench/table.md and table.json. Settings: REPEATS, TIMING_SENTENCES, BATCH_SIZES, THREADS.
 # Further options go to spec-dec-bench.
 script=${BASH_SOURCE[0]}
 # shellcheck source=train_scripts/recipe.sh
@@ -26,5 +26,5 @@ else
     if [ -e "$blockwise" ]; then models+=(--blockwise-path "$blockwise"); fi
 fi
 # Set the number of threads first: libraries read it once, when they are loaded.
-OMP_NUM_THREADS=$THREADS python -m fairseq_plugins.benchmarks.benchmark "${models[@]}" --threads "$THREADS" --profile \
+OMP_NUM_THREADS=$THREADS python -m fairseq_plugins.benchmarks.benchmark "${models[@]}" --threads "$THREADS" --long --decoders all --profile \
     --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" --timing-batch-sizes "$BATCH_SIZES" --results "$results" "$@"

@@ -96,7 +96,7 @@ accept() { measure "$1" "$2" "$verifier" --drafter-path "$3" --block-size "$4" -
 # time_one FOLDER DRAFTER: measure speed and profile. Whole drafts are verified, because the policy would turn off a drafter
 # that saves no time.
 time_one() {
-    runner stage "$1" "time ${1##*/}" "$1.log" env OMP_NUM_THREADS=1 spec-dec-compare "$raw" --path "$verifier" --drafter-path "$2" \
+    runner stage "$1" "time ${1##*/}" "$1.log" env OMP_NUM_THREADS=1 spec-dec-bench "$raw" --path "$verifier" --drafter-path "$2" \
         --block-size "$TIMED_K" --gen-subset "$SUBSET" --remove-bpe sentencepiece --skip-invalid-size-inputs-valid-test \
         --decoders "greedy,gad fixed width" --profile --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" --results "$1.partial"
 }

@@ -45,7 +45,7 @@ binarise() {
 
 # compare RESULT DATA SRC TGT VERIFIER DRAFTER DECODERS: print a short table, and write the whole one to results.
 compare() {
-    runner log "$logs/$1.log" "${threads[@]}" spec-dec-compare "$2" --source-lang "$3" --target-lang "$4" --path "$5" --drafter-path "$6" \
+    runner log "$logs/$1.log" "${threads[@]}" spec-dec-bench "$2" --source-lang "$3" --target-lang "$4" --path "$5" --drafter-path "$6" \
         --remove-bpe sentencepiece --decoders "$7" --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" \
         --timing-seconds "$TIMING_SECONDS" --timing-batch-sizes 1 --results "$results/$1"
     say

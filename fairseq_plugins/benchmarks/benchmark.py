@@ -1,27 +1,37 @@
-"""Compare the speed of our decoders, fairseq's own search and CTranslate2 on the same checkpoints and sentences.
+"""Compare decoders on one test set: quality, identity with fairseq's output, iterations and speed.
 
-    spec-dec-bench DATA_BIN --path VERIFIER.pt [--drafter-path DRAFTER.pt] [--blockwise-path HEADS.pt] --results FOLDER
-    spec-dec-bench --replay base --results FOLDER
+    spec-dec-bench DATA_BIN --path VERIFIER.pt [--drafter-path DRAFTER.pt] [--results FOLDER]
+    spec-dec-bench --replay base --long
 
-Takes all options of fairseq-generate. Contenders are timed in turns in one process, so that other load on the machine
-slows all of them alike; memory is measured in a separate process for each. `--replay SHAPE` uses random weights and
-replayed drafts: it measures the speed of a shape, not quality.
+Takes all options of fairseq-generate. One process loads the models once, and decoders are timed in turns, so that other
+load on the machine slows all of them alike. --long adds tables of latency, memory and the spread of the repetitions.
 """
 
+import json
+import logging
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
-from fairseq_plugins.benchmarks import ctranslate, peak_memory, replay, tables
-from fairseq_plugins.benchmarks.compare import publish
-from fairseq_plugins.benchmarks.measuring import Plan, measure
+from fairseq_plugins.benchmarks import ctranslate, gpu_use, peak_memory, replay, tables
+from fairseq_plugins.benchmarks.bench import Bench
+from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, GREEDY, Contender, lossy_note, reference_of
+from fairseq_plugins.benchmarks.measuring import Plan, Row, bleu_signature, drafting_notes, measure, profiles, speed_up
 from fairseq_plugins.benchmarks.setting import Setting, configure
+from fairseq_plugins.decoding.recording.profile import Profile
+from fairseq_plugins.process.output import counted
 from fairseq_plugins.shared.cli import run_command
+from fairseq_plugins.shared.files import write_atomically
 from fairseq_plugins.shared.machine import machine
 from fairseq_plugins.shared.session import precision
 
-MEASURED = (
+logger = logging.getLogger("spec-dec-bench")
+
+LONG_NOTE = (
     "Latency: percentiles over the sentences of each sentence's median over the repetitions. Memory: peak in a "
     "separate process; on a CPU resident memory minus that before models were loaded, on a GPU memory allocated by "
     "PyTorch, and memory reserved by it (CUDA graphs included). On paper: computed size of the models' weights, and of "
@@ -29,20 +39,86 @@ MEASURED = (
 )
 
 
-def origin(setting: Setting, argv: Sequence[str], load: float) -> list[str]:
-    """Return the notes on models, machine and command; `load` is the load average before the run."""
-    args, cfg = setting.args, setting.bench.cfg
-    lines = []
-    if args.replay is not None:
-        drawn = ", ".join(f"{row.name} {row.replay}" for row in setting.contenders if row.replay is not None)
-        models = (args.replay, args.replay_drafter, args.replay_lengths, args.replay_vocabulary)
-        lines.append(replay.describe(*models, cfg.task.block_size or replay.BLOCK_SIZE, drawn))
-    return [
-        *lines,
-        f"Machine: {machine()}{ctranslate.version()}; load average before the run {load:.2f}; "
-        f"{precision(cfg)} but for rows that say otherwise",
-        f"Command: {shlex.join(['spec-dec-bench', *argv])}",
+def notes(setting: Setting, contenders: Sequence[Contender], rows: Sequence[Row], plan: Plan) -> list[str]:
+    """Return the lines below the tables: the meaning of the columns, and guarantees."""
+    args, bench = setting.args, setting.bench
+    lossless = ", ".join(contender.name for contender in contenders if contender.lossless) or "none"
+    kind, first = precision(bench.cfg), "" if bench.sentences is None else "the first "
+    lines = [
+        f"BLEU and same output: subset {bench.subset}, {first}{counted(len(bench.order), 'sentence')}, "
+        f"batch size {bench.batch_size}. "
+        f"Same as: sentences with the token ids of {' and '.join(tables.compared_with(rows))}.",
+        *([f"sacrebleu {bleu_signature()}"] if rows[0].bleu is not None else []),
+        f"Speed on the first {counted(rows[0].timed_sentences, 'sentence')}: median of {plan.repeats} alternating runs"
+        f"{plan.at_least} after a warm-up, time in the decoder only. Tokens per iteration and × (speed over the same "
+        f"search) at batch size {plan.batch_sizes[0]}; × greedy is over our greedy decoding.",
+        *([LONG_NOTE] if args.long else []),
+        f"Lossless by construction: {lossless}.",
+        *drafting_notes(rows, contenders, plan.batch_sizes),
+        f"Precision: {kind}. {guarantee(kind)}",
+        *lossy_note(contenders),
     ]
+    if args.replay is not None:
+        drawn = ", ".join(f"{row.name} {row.replay}" for row in contenders if row.replay is not None)
+        models = (args.replay, args.replay_drafter, args.replay_lengths, args.replay_vocabulary)
+        lines.append(replay.describe(*models, bench.cfg.task.block_size or replay.BLOCK_SIZE, drawn))
+    return lines
+
+
+def guarantee(kind: str) -> str:
+    """Return the guarantee of lossless decoders in a precision."""
+    if kind == "fp32":
+        return f"Lossless means the token ids of {BEAM_1}, except where two tokens have equal scores."
+    return (
+        f"Lossless means the token ids of our {GREEDY} in {kind}; those of fairseq, whose sums depend on the size of "
+        "its batches, may differ."
+    )
+
+
+def warn_if_lossy(rows: Sequence[Row], contenders: Sequence[Contender], kind: str) -> None:
+    """Warn if the output of a lossless decoder differs from its reference."""
+    can_explain = "only two tokens of equal score can explain that" if kind == "fp32" else "nothing explains that"
+    for row, contender in zip(rows, contenders, strict=True):
+        if not contender.lossless or (kind != "fp32" and contender.reference == BEAM_5):
+            continue  # fairseq's own beam search in half precision depends on its batches
+        for same, total in ((row.identical, row.sentences), (row.identical_timed.get(1), row.timed_sentences)):
+            if same is not None and same < total:
+                reference = reference_of(contender, kind)
+                different = f"{row.name} differs from {reference} in {total - same} of {total} sentences"
+                logger.warning("%s; in %s %s", different, kind, can_explain)
+
+
+def records(rows: Sequence[Row], batch_sizes: Sequence[int], profiled: Mapping[str, Profile]) -> list[dict[str, Any]]:
+    """Return all measurements for JSON, with every repetition and every sentence's latency."""
+    result = []
+    for row in rows:
+        record = {**asdict(row), "sentences_per_second": {size: row.rate(size) for size in batch_sizes}}
+        for baseline in tables.baselines(rows):
+            ratios = {size: speed_up(row, baseline, size) for size in batch_sizes}
+            record[f"speed_up_over_{baseline.name.replace(' ', '_')}"] = ratios
+        if row.name in profiled:
+            names = ("part", "milliseconds", "percent")
+            record["profile"] = [dict(zip(names, part, strict=True)) for part in profiled[row.name].rows()]
+        result.append(record)
+    return result
+
+
+def sections(
+    rows: Sequence[Row], args: Any, bench: Bench, plan: Plan, argv: Sequence[str], profiled: Mapping[str, Profile]
+) -> list[tuple[str, str]]:
+    """Return title (may be empty) and text of all tables; measures memory with --long."""
+    sizes = plan.batch_sizes
+    found = [("", tables.table_of(rows, tables.short(rows, sizes)))]
+    if args.long:
+        found += tables.long(rows, sizes)
+    if args.long and not args.no_memory:
+        ends = sorted({min(sizes), max(sizes)})
+        peak_memory.add_memory(rows, ends, bench.first(plan.timing_sentences), argv)
+        found.append(("Memory", tables.memory(rows, ends)))
+    used = [(row.name, row.gpu_use) for row in rows if row.gpu_use is not None]
+    if used:
+        found.append(("CUDA graphs and attention", gpu_use.table(used)))
+    return found + [(f"Where the time goes: {row}, batch 1", profile.table()) for row, profile in profiled.items()]
 
 
 def run(argv: Sequence[str]) -> None:
@@ -51,22 +127,26 @@ def run(argv: Sequence[str]) -> None:
     setting = configure(argv)
     args, bench = setting.args, setting.bench
     contenders = bench.runnable(setting.contenders)
-    last = origin(setting, argv, load)
-    plan = Plan(
-        args.timing_batch_sizes, args.timing_sentences, args.repeats, args.timing_seconds, args.timing_sentences
-    )
+    plan = Plan(args.timing_batch_sizes, args.timing_sentences, args.repeats, args.timing_seconds)
     rows = measure(bench, contenders, plan, bench.references(args.reference))
-    sizes = plan.batch_sizes
-    sections = [("Output", tables.output_table(rows, sizes)), ("Speed", tables.speed_table(rows, sizes))]
-    for baseline in tables.baselines(rows):
-        sections.append((f"Speed-up over {baseline.name}", tables.speed_up_table(rows, sizes, baseline)))
-    if 1 in sizes:
-        sections.append(("Latency", tables.latency_table(rows)))
-    if not args.no_memory:
-        ends = sorted({min(sizes), max(sizes)})
-        peak_memory.add_memory(rows, ends, bench.first(plan.timing_sentences), argv)
-        sections.append(("Memory", tables.memory_table(rows, ends)))
-    publish("benchmark", args.results, bench, contenders, rows, plan, sections, [MEASURED, *last])
+    profiled = profiles(bench, contenders, plan)
+    parts = [
+        f"## {title}\n\n{text}\n" if title else f"{text}\n"
+        for title, text in sections(rows, args, bench, plan, argv, profiled)
+    ]
+    lines = [
+        *notes(setting, contenders, rows, plan),
+        f"Machine: {machine()}{ctranslate.version()}; load average before the run {load:.2f}",
+        f"Command: {shlex.join(['spec-dec-bench', *argv])}",
+    ]
+    text = "\n".join([*parts, "".join(f"- {line}\n" for line in lines)])
+    print(text)
+    if args.results is not None:
+        record = {"rows": records(rows, plan.batch_sizes, profiled), "notes": lines}
+        content = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+        write_atomically(Path(args.results) / "table.json", content, "--results")
+        write_atomically(Path(args.results) / "table.md", text, "--results")
+    warn_if_lossy(rows, contenders, precision(bench.cfg))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -81,9 +81,9 @@ CONTENDERS: tuple[Contender, ...] = (
 _INT8 = tuple(
     replace(contender, name=f"{contender.name} int8", task_options={"int8": True}, lossless=False)
     for contender in CONTENDERS
-    if contender.name in ("greedy", "gad")
+    if contender.name in ("greedy", "fast-beam", "gad")
 )
-# Rows for a CPU: in spec-dec-bench, and in spec-dec-compare on request.
+# Rows for a CPU.
 ON_CPU = (
     Contender("gad fp32 drafts", "gad", task_options={"fp32_drafts": True}, needs=DRAFTER, lossless=True),
     *_INT8,
@@ -133,20 +133,17 @@ def lossy_note(contenders: Sequence[Contender]) -> list[str]:
     return [f"Lossy, weights rounded to int8, the output may differ from that in fp32: {names}."] if names else []
 
 
-def choose(
-    names: str | None, among: Sequence[Contender], usual: Sequence[Contender] | None = None, kind: str = "fp32"
-) -> list[Contender]:
+def choose(names: str | None, among: Sequence[Contender], usual: Sequence[Contender], kind: str) -> list[Contender]:
     """Return the chosen contenders and their reference rows, in the order of the table.
 
     Args:
-        names: value of --decoders; None chooses the `usual` rows (default: all).
+        names: value of --decoders; None chooses the `usual` rows.
         among: available rows.
         kind: precision.
 
     Raises ConfigurationError for an unknown name.
     """
     known = [contender.name for contender in among]
-    usual = among if usual is None else usual
     chosen = [contender.name for contender in usual] if names is None else [name.strip() for name in names.split(",")]
     for name in chosen:
         if name not in known:

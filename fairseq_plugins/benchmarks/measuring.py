@@ -85,7 +85,6 @@ class Plan:
     timing_sentences: int
     repeats: int
     timing_seconds: float = 0.0  # minimum of every repetition; the mean of its passes counts
-    warm_up_sentences: int = WARM_UP_SENTENCES
 
     @property
     def at_least(self) -> str:
@@ -96,7 +95,7 @@ class Plan:
 def measure(bench: Bench, contenders: Sequence[Contender], plan: Plan, references: dict[int, str] | None) -> list[Row]:
     """Decode the subset once for quality, then part of it repeatedly for speed; return one row per contender."""
     timed = bench.first(plan.timing_sentences)
-    warm_up = timed[-plan.warm_up_sentences :]
+    warm_up = timed[-WARM_UP_SENTENCES:]
     rows = [
         Row(c.name, c.beam, sentences=len(bench.order), timed_sentences=len(timed), lossless=c.lossless, lossy=c.int8)
         for c in contenders

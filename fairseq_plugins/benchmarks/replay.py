@@ -33,11 +33,16 @@ _TINY = (
     "--encoder-layers 4 --encoder-embed-dim 128 --encoder-ffn-embed-dim 256 --encoder-attention-heads 4 "
     "--decoder-layers 4 --decoder-embed-dim 128 --decoder-ffn-embed-dim 256 --decoder-attention-heads 4"
 )
-# Shapes of the papers: Transformer-base, big (GAD section 5.1, 5.3.2) and 12-2 (SpecDec Appendix B.5).
+_NLLB = (
+    "--encoder-layers 12 --encoder-embed-dim 1024 --encoder-ffn-embed-dim 4096 --encoder-attention-heads 16 "
+    "--decoder-layers 12 --decoder-embed-dim 1024 --decoder-ffn-embed-dim 4096 --decoder-attention-heads 16"
+)
+# Shapes of the papers: Transformer-base, big (GAD section 5.1, 5.3.2) and 12-2 (SpecDec Appendix B.5); of NLLB-600M.
 SHAPES = {
     "base": ("transformer", "block_nat_base", []),
     "big": ("transformer_vaswani_wmt_en_de_big", "block_nat_big", []),
     "12-2": ("transformer", "block_nat_12_2", ["--encoder-layers", "12", "--decoder-layers", "2"]),
+    "nllb": ("transformer", "block_nat_big", _NLLB.split()),
     "tiny": ("transformer", "block_nat_tiny", _TINY.split()),
 }
 BLOCK_SIZE = 25
@@ -45,6 +50,9 @@ VOCABULARY = 32768
 # Special symbols, a right and a wrong word, and some more.
 MIN_VOCABULARY = 10
 _SEED = 1
+# Arguments of these models before `prepare` has written them. Random models rarely emit EOS: fairseq ends outputs at
+# the length of their sources.
+ARGUMENTS = ("data", "--path", "verifier.pt", "--max-len-a", "1", "--max-len-b", "0")
 
 
 class Replay:
@@ -199,29 +207,27 @@ def replay_drafts(
 
 
 def prepare(
-    folder: Path, shape: str, drafter: str, sentences: int, lengths: Sequence[int], vocabulary: int
-) -> list[str]:
-    """Write random models and a random test set, unless they exist, and return the arguments that name them.
+    folder: Path, shape: str, drafter: str, weights: str, sentences: int, lengths: Sequence[int], vocabulary: int
+) -> tuple[str, str, str]:
+    """Write random models and a random test set, unless they exist; return the paths of data, verifier and drafter.
 
     Args:
         shape: key of `SHAPES`.
         drafter: value of --drafter-context, "tokens" or "features".
+        weights: "fp16", as training with --fp16 saves them, or "fp32".
         lengths: shortest and longest source in tokens, drawn uniformly; outputs get as long as sources.
         vocabulary: size of the shared dictionary.
     """
-    target = folder / f"{shape}-{drafter}-{sentences}x{lengths[0]}-{lengths[1]}-v{vocabulary}"
+    target = folder / f"{shape}-{drafter}-{weights}-{sentences}x{lengths[0]}-{lengths[1]}-v{vocabulary}"
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f"{target.name}.partial.", dir=folder) as temporary:
             partial = Path(temporary, target.name)
             partial.mkdir()
             _write_data(partial, sentences, lengths, vocabulary)
-            _write_models(partial, shape, drafter)
+            _write_models(partial, shape, drafter, weights == "fp16")
             partial.rename(target)
-    arguments = [str(target / "data"), "--path", str(target / "verifier.pt")]
-    arguments += ["--drafter-path", str(target / "drafter.pt")]
-    # Random models rarely emit EOS: fairseq ends outputs at the length of their sources.
-    return [*arguments, "--max-len-a", "1", "--max-len-b", "0"]
+    return str(target / "data"), str(target / "verifier.pt"), str(target / "drafter.pt")
 
 
 def describe(shape: str, drafter: str, lengths: Sequence[int], vocabulary: int, block_size: int, drawn: str) -> str:
@@ -260,7 +266,7 @@ def binarise(folder: Path, lines: Sequence[str], source: Path, target: Path) -> 
     shutil.copy(target, folder / "data" / "dict.tgt.txt")
 
 
-def _write_models(folder: Path, shape: str, drafter_context: str) -> None:
+def _write_models(folder: Path, shape: str, drafter_context: str, half: bool) -> None:
     verifier_arch, drafter_arch, sizes = SHAPES[shape]
     torch.manual_seed(_SEED)
     common = [str(folder / "data"), "--source-lang", "src", "--target-lang", "tgt", "--share-all-embeddings", *sizes]
@@ -269,7 +275,7 @@ def _write_models(folder: Path, shape: str, drafter_context: str) -> None:
     verifier = models.ARCH_MODEL_REGISTRY[verifier_arch].build_model(args, task)
     # With tied embeddings a random model repeats its input, which at first is EOS.
     verifier.decoder.embed_tokens.weight.data[task.target_dictionary.eos()] = 0
-    _save(folder / "verifier.pt", args, verifier)
+    _save(folder / "verifier.pt", args, verifier, half)
     args = _parse(
         [*common, "--user-dir", str(Path(__file__).parents[1]), "--task", "spec_dec", "--arch", drafter_arch]
         + ["--criterion", "glat_loss", "--share-encoder", "--block-size", str(BLOCK_SIZE)]
@@ -278,17 +284,17 @@ def _write_models(folder: Path, shape: str, drafter_context: str) -> None:
     )
     task = tasks.setup_task(args)
     drafter = models.ARCH_MODEL_REGISTRY[drafter_arch].build_model(args, task, verifier=verifier)
-    _save(folder / "drafter.pt", args, drafter)
+    _save(folder / "drafter.pt", args, drafter, half)
 
 
 def _parse(arguments: list[str]) -> Namespace:
     return options.parse_args_and_arch(options.get_training_parser(), input_args=arguments)
 
 
-def _save(path: Path, args: Namespace, model: nn.Module) -> None:
-    """Write a minimal checkpoint for fairseq's loader, in half precision as training with --fp16 saves it."""
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    weights = {name: weight.half() if name in parameters else weight for name, weight in model.state_dict().items()}
+def _save(path: Path, args: Namespace, model: nn.Module, half: bool) -> None:
+    """Write a minimal checkpoint for fairseq's loader, in half precision as training with --fp16 saves it, or not."""
+    rounded = {name for name, _ in model.named_parameters(remove_duplicate=False)} if half else set()
+    weights = {name: weight.half() if name in rounded else weight for name, weight in model.state_dict().items()}
     history = {"criterion_name": "none", "optimizer_name": "none", "lr_scheduler_state": {}, "num_updates": 0}
     state = {"args": args, "model": weights, "optimizer_history": [history], "extra_state": {"epoch": 1}}
     torch.save(state, path)

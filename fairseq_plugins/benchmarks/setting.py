@@ -1,4 +1,4 @@
-"""Parse the command lines of `spec-dec-compare` and `spec-dec-bench`, which extend fairseq-generate's."""
+"""Parse the command line of `spec-dec-bench`, which extends fairseq-generate's."""
 
 import argparse
 from collections.abc import Sequence
@@ -27,51 +27,57 @@ from fairseq_plugins.shared.parsing import as_config, check_paths, generation_pa
 from fairseq_plugins.shared.session import precision, set_options
 from fairseq_plugins.shared.values import not_negative, positive, positive_list
 
-# Slow rows, measured only if --decoders names them.
-_NOT_BY_DEFAULT = ("nat", "jacobi", "gs-jacobi")
 
-
-def get_parser(
-    prog: str, description: str, contenders: Sequence[Contender], repeats: int, batch_sizes: Sequence[int]
-) -> CommandParser:
-    """Return fairseq-generate's parser with the options of a comparison; `repeats` and `batch_sizes` are defaults."""
-    example = f"{prog} data-bin --path verifier.pt --drafter-path drafter.pt --results results"
-    parser = generation_parser(prog, description, example)
+def get_parser(contenders: Sequence[Contender]) -> CommandParser:
+    """Return fairseq-generate's parser with the options of a comparison; `contenders` are the rows to name."""
+    description = "Compare output, speed, latency and memory of decoders, with fairseq's own search and CTranslate2."
+    example = "spec-dec-bench data-bin --path verifier.pt --drafter-path drafter.pt --results results"
+    parser = generation_parser("spec-dec-bench", description, example)
     add = parser.add_argument_group("comparison").add_argument
     known = ", ".join(contender.name for contender in contenders)
-    add("--results", metavar="FOLDER", help="write the tables there")
-    timed = f"timed repetitions; tables show the median (default: {repeats})"
-    add("--repeats", type=positive, default=repeats, metavar="N", help=timed)
+    add("--results", metavar="FOLDER", help="write table.md and table.json there")
+    add("--long", action="store_true", help="also show latency, memory, and the spread of the repetitions")
+    names = (
+        f"rows to measure besides {BEAM_1} (quote them), or all (default: fairseq's searches and our decoders; with "
+    )
+    names += f"--replay all). Rows: {known}"
+    add("--decoders", metavar="NAME,NAME", help=names)
+    add("--blockwise-path", metavar="MODEL.pt", help="checkpoint of a blockwise_transformer, for the blockwise rows")
     part = "use only the first N sentences of the subset, for quality, too (default: all)"
     add("--sentences", type=positive, metavar="N", help=part)
+    add("--reference", metavar="FILE", help="raw text to score against (default: the subset's target side)")
+    timed = "timed repetitions; tables show the median (default: 3)"
+    add("--repeats", type=positive, default=3, metavar="N", help=timed)
     first = "time the first N sentences of the subset (default: 100)"
     add("--timing-sentences", type=positive, default=100, metavar="N", help=first)
     again = "repeat these sentences for at least S seconds in each repetition, since short times are inaccurate "
     again += "(default: 0, decode them once)"
     add("--timing-seconds", type=not_negative, default=0.0, metavar="S", help=again)
-    sizes = f"batch sizes to time (default: {','.join(map(str, batch_sizes))})"
-    add("--timing-batch-sizes", type=positive_list, default=batch_sizes, metavar="N,N", help=sizes)
-    add("--reference", metavar="FILE", help="raw text to score against (default: the subset's target side)")
-    add("--decoders", metavar="NAME,NAME", help=f"rows to measure besides {BEAM_1} (quote them), of: {known}")
-    add("--blockwise-path", metavar="MODEL.pt", help="checkpoint of a blockwise_transformer, for the blockwise rows")
+    sizes = "batch sizes to time (default: 1,16)"
+    add("--timing-batch-sizes", type=positive_list, default=[1, 16], metavar="N,N", help=sizes)
+    add("--threads", type=positive, metavar="N", help="threads on the CPU (default: OMP_NUM_THREADS)")
+    add("--no-memory", action="store_true", help="with --long, do not measure memory, which loads the models again")
+    add = parser.add_argument_group("random weights").add_argument
+    shape = "measure the speed of a Transformer of this size, with random weights and simulated drafts; needs neither "
+    shape += "DATA nor --path"
+    add("--replay", choices=list(replay.SHAPES), help=shape)
+    drafter = "--drafter-context of the drafter, which runs at its full cost: tokens, as deep as the verifier, or "
+    drafter += "features, with 2 layers (default: tokens)"
+    add("--replay-drafter", choices=["tokens", "features"], default="tokens", help=drafter)
+    lengths = "length of the shortest and the longest source in tokens (default: 10,50)"
+    add("--replay-lengths", type=positive_list, default=[10, 50], metavar="N,N", help=lengths)
+    symbols = f"number of symbols in the dictionary (default: {replay.VOCABULARY})"
+    add("--replay-vocabulary", type=positive, default=replay.VOCABULARY, metavar="N", help=symbols)
+    exact = "store the weights in this precision (default: fp16, whose weights the kernels pack in half of the size)"
+    add("--replay-weights", choices=["fp16", "fp32"], default="fp16", help=exact)
+    mean = "simulate N tokens per iteration in the lossless rows (default: 6.13, GAD Table 2)"
+    add("--replay-tokens", type=float, metavar="N", help=mean)
     return parser
 
 
 def conversions(results: str | None) -> Path:
     """Return the folder of converted models: in that of --results, or in the user's cache."""
     return Path(results or cache_folder() / "benchmarks") / "ctranslate2"
-
-
-def parse(parser: CommandParser, argv: Sequence[str]) -> tuple[argparse.Namespace, DictConfig]:
-    """Return our own options and fairseq's configuration.
-
-    Raises ConfigurationError for a missing file, or an option for a single decoder.
-    """
-    args = parse_arguments(parser, argv)
-    cfg = as_config(args)
-    check_paths(cfg, args.blockwise_path)
-    reset_decoder(cfg)
-    return args, cfg
 
 
 def reset_decoder(cfg: DictConfig) -> None:
@@ -109,57 +115,29 @@ def all_contenders(cuda: bool, replayed: bool) -> list[Contender]:
     return [*searches, *others, *ours]
 
 
-def benchmark_parser(contenders: Sequence[Contender]) -> CommandParser:
-    """Return the parser of spec-dec-compare with the options of a benchmark added."""
-    description = "Measure output, speed, latency and memory of decoders beside fairseq's search and CTranslate2."
-    parser = get_parser("spec-dec-bench", description, contenders, repeats=5, batch_sizes=[1, 4, 8, 16, 32])
-    group = parser.add_argument_group("benchmark")
-    add = group.add_argument
-    add("--threads", type=positive, metavar="N", help="threads on the CPU (default: OMP_NUM_THREADS)")
-    add("--no-memory", action="store_true", help="do not measure memory, which loads the models again")
-    _add_replay_options(group)
-    return parser
-
-
-def _add_replay_options(group: argparse._ActionsContainer) -> None:
-    add = group.add_argument
-    shape = "measure the speed of a Transformer of this size, with random weights and simulated drafts; needs neither "
-    shape += "DATA nor --path"
-    add("--replay", choices=list(replay.SHAPES), help=shape)
-    drafter = "--drafter-context of the drafter, which runs at its full cost: tokens, as deep as the verifier, or "
-    drafter += "features, with 2 layers (default: tokens)"
-    add("--replay-drafter", choices=["tokens", "features"], default="tokens", help=drafter)
-    lengths = "length of the shortest and the longest source in tokens (default: 10,50)"
-    add("--replay-lengths", type=positive_list, default=[10, 50], metavar="N,N", help=lengths)
-    symbols = f"number of symbols in the dictionary (default: {replay.VOCABULARY})"
-    add("--replay-vocabulary", type=positive, default=replay.VOCABULARY, metavar="N", help=symbols)
-    mean = "simulate N tokens per iteration in the lossless rows (default: 6.13, GAD Table 2)"
-    add("--replay-tokens", type=float, metavar="N", help=mean)
-
-
 def configure(argv: Sequence[str]) -> Setting:
-    """Parse arguments and load data; models are loaded on first use."""
-    replaying = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    _add_replay_options(replaying)
-    replaying.add_argument("--results")
-    replaying.add_argument("--timing-sentences", type=positive, default=100)
-    first, _ = replaying.parse_known_args(argv)
-    _check_replay(first)
-    converted = conversions(first.results)
-    arguments = list(argv)
-    if first.replay is not None:
-        models = (converted.with_name("replay"), first.replay, first.replay_drafter)
-        texts = (first.timing_sentences, first.replay_lengths, first.replay_vocabulary)
-        arguments = [*replay.prepare(*models, *texts), *argv]
-    cuda = torch.cuda.is_available() and "--cpu" not in argv
-    rows = all_contenders(cuda, first.replay is not None)
-    if first.replay_tokens is not None:
-        rows = [replace(row, replay=first.replay_tokens) if row.replay and row.lossless else row for row in rows]
-    args, cfg = parse(benchmark_parser(rows), arguments)
+    """Parse arguments and load data; models are loaded on first use.
+
+    Raises ConfigurationError for a missing file, an option for a single decoder, or random weights of wrong sizes.
+    """
+    replaying = any(argument.split("=")[0] == "--replay" for argument in argv)
+    rows = all_contenders(torch.cuda.is_available() and "--cpu" not in argv, replaying)
+    args = parse_arguments(get_parser(rows), [*(replay.ARGUMENTS if replaying else []), *argv])
+    _check_replay(args)
+    converted = conversions(args.results)
+    if replaying:
+        models = (converted.with_name("replay"), args.replay, args.replay_drafter, args.replay_weights)
+        texts = (args.timing_sentences, args.replay_lengths, args.replay_vocabulary)
+        args.data, args.path, args.drafter_path = replay.prepare(*models, *texts)
+    if args.replay_tokens is not None:
+        rows = [replace(row, replay=args.replay_tokens) if row.replay and row.lossless else row for row in rows]
+    cfg = as_config(args)
+    check_paths(cfg, args.blockwise_path)
+    reset_decoder(cfg)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    named = args.decoders or ",".join(row.name for row in rows if row.name not in _NOT_BY_DEFAULT)
-    contenders = choose(named, rows, kind=precision(cfg))
+    usual = rows if replaying or args.decoders == "all" else CONTENDERS
+    contenders = choose(None if args.decoders == "all" else args.decoders, rows, usual, precision(cfg))
     return Setting(args, Bench(cfg, args.blockwise_path, converted, args.sentences), contenders)
 
 

@@ -1,6 +1,6 @@
-"""The tables of `spec-dec-bench`: output, speed, speed-ups, latency and memory."""
+"""The tables of `spec-dec-bench`: a short one, and with --long output, speed, speed-ups, latency and memory."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -11,25 +11,67 @@ from fairseq_plugins.shared.tables import shown, table
 PERCENTILES = (50, 90, 99)
 _MEGABYTE = 1e6
 
+# Title of a column, and the cell of a row in it.
+Column = tuple[str, Callable[[Row], str]]
 
-def output_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
-    """Return a table of BLEU, sentences with fairseq's ids (all, and timed ones by batch size), and iterations."""
-    references = compared_with(rows)
-    header = ["decoder", "lossless", "BLEU", *map(same_as, references), *_batches(batch_sizes)]
-    header += ["iterations", "tokens/iteration"]
-    body = [
-        [
-            row.name,
-            "yes" if row.lossless else "no, int8" if row.lossy else "",
-            shown(row.bleu, ".2f"),
-            *identical(row, references),
-            *(f"{row.identical_timed[size]} of {row.timed_sentences}" for size in batch_sizes),
-            shown(row.iterations, ".2f"),
-            shown(row.tokens_per_iteration, ".2f"),
-        ]
-        for row in rows
+
+def table_of(rows: Sequence[Row], columns: Sequence[Column], first: str = "decoder") -> str:
+    """Return a table in Markdown with a line for each row; `first` is the title of the column of names."""
+    body = [[row.name, *(cell(row) for _, cell in columns)] for row in rows]
+    return table(body, [first, *(title for title, _ in columns)])
+
+
+def short(rows: Sequence[Row], batch_sizes: Sequence[int]) -> list[Column]:
+    """Return quality, identity, speed, and speed over the same search; ratios are those of the first batch size."""
+    size = batch_sizes[0]
+    return [
+        ("BLEU", lambda row: shown(row.bleu, ".2f")),
+        *(_same_as(reference) for reference in compared_with(rows)),
+        ("tokens/iteration", lambda row: shown(row.timed_tokens.get(size), ".2f")),
+        *by_batch(batch_sizes, lambda row, size: shown(row.rate(size), ".1f"), "sent/s, "),
+        *speed_ups(rows, size),
     ]
-    return table(body, header)
+
+
+def long(rows: Sequence[Row], batch_sizes: Sequence[int]) -> list[tuple[str, str]]:
+    """Return title and table of output, speed, speed-ups, and latency if batch size 1 was timed."""
+    output: list[Column] = [
+        ("lossless", lambda row: "yes" if row.lossless else "no, int8" if row.lossy else ""),
+        *by_batch(batch_sizes, lambda row, size: f"{row.identical_timed[size]} of {row.timed_sentences}", "same, "),
+        ("iterations per sentence", lambda row: shown(row.iterations, ".2f")),
+        ("tokens/iteration", lambda row: shown(row.tokens_per_iteration, ".2f")),
+    ]
+    tables = [
+        ("Output", table_of(rows, output)),
+        ("Speed", table_of(rows, by_batch(batch_sizes, _rates), "sentences/s")),
+    ]
+    for baseline in baselines(rows):
+        over = by_batch(batch_sizes, lambda row, size, by=baseline: shown(speed_up(row, by, size), ".2f"))
+        tables.append((f"Speed-up over {baseline.name}", table_of(rows, over, f"× {baseline.name}")))
+    if 1 in batch_sizes:
+        latency = [(f"p{percent}", _percentile(percent)) for percent in PERCENTILES]
+        tables.append(("Latency", table_of(rows, latency, "ms per sentence, batch 1")))
+    return tables
+
+
+def memory(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
+    """Return megabytes, as SpecDec Tables 14 and 15: weights, peak, and computed weights and caches.
+
+    On a GPU the peaks of allocated and of reserved memory.
+    """
+    columns: list[Column] = [("model weights", lambda row: megabytes(row.weights))]
+    for size in batch_sizes:
+        columns.append((f"peak, batch {size}", lambda row, size=size: megabytes(row.peak_memory.get(size))))
+        if any(row.peak_reserved for row in rows):
+            columns.append(("reserved", lambda row, size=size: megabytes(row.peak_reserved.get(size))))
+        columns.append(("on paper", lambda row, size=size: megabytes(row.on_paper.get(size), "-")))
+        columns.append(("ratio", lambda row, size=size: shown(_ratio(row, size), ".2f")))
+    return table_of(rows, columns, "MB")
+
+
+def by_batch(batch_sizes: Sequence[int], cell: Callable[[Row, int], str], title: str = "") -> list[Column]:
+    """Return a column for each batch size."""
+    return [(f"{title}batch {size}", lambda row, size=size: cell(row, size)) for size in batch_sizes]
 
 
 def compared_with(rows: Sequence[Row]) -> list[str]:
@@ -38,37 +80,15 @@ def compared_with(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row.reference for row in rows if row.reference in others or not others))
 
 
-def same_as(reference: str) -> str:
-    """Return the title of the column of sentences with the reference's ids."""
-    return f"same as {reference.removeprefix('fairseq ')}"
+def _same_as(reference: str) -> Column:
+    """Return the column of sentences with the reference's ids, for the rows that are compared with it."""
 
+    def cell(row: Row) -> str:
+        if row.name == reference:
+            return "reference"
+        return f"{row.identical} of {row.sentences}" if row.reference == reference else "-"
 
-def identical(row: Row, references: Sequence[str]) -> list[str]:
-    """Return the cells of `same_as` for these references, one of which a row is compared with."""
-    count = f"{row.identical} of {row.sentences}"
-    return [
-        "reference" if row.name == reference else count if row.reference == reference else "-"
-        for reference in references
-    ]
-
-
-def speed_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
-    """Return a table of sentences per second: the median, and in brackets slowest and fastest repetition."""
-    cells = "{:.1f} ({:.1f}–{:.1f})".format
-    body = [[row.name, *(cells(row.rate(size), *rate_range(row, size)) for size in batch_sizes)] for row in rows]
-    return table(body, ["sentences/s", *_batches(batch_sizes)])
-
-
-def rate_range(row: Row, batch_size: int) -> tuple[float, float]:
-    """Return sentences per second of the slowest and the fastest repetition."""
-    times = row.seconds[batch_size]
-    return row.timed_sentences / max(times), row.timed_sentences / min(times)
-
-
-def speed_up_table(rows: Sequence[Row], batch_sizes: Sequence[int], baseline: Row) -> str:
-    """Return a table of speed-ups over one row, by batch size."""
-    body = [[row.name, *(shown(speed_up(row, baseline, size), ".2f") for size in batch_sizes)] for row in rows]
-    return table(body, [f"× {baseline.name}", *_batches(batch_sizes)])
+    return f"same as {reference.removeprefix('fairseq ')}", cell
 
 
 def baselines(rows: Sequence[Row]) -> list[Row]:
@@ -76,47 +96,39 @@ def baselines(rows: Sequence[Row]) -> list[Row]:
     return [row for name in (BEAM_5, BEAM_1, CTRANSLATE2_GREEDY) for row in rows if row.name == name]
 
 
-def speed_ups(row: Row, rows: Sequence[Row], batch_size: int) -> dict[str, float | None]:
-    """Return the speed of a row over others with the same search, and over our greedy decoding without drafts."""
-    search = "greedy" if row.beam == 1 else f"beam {row.beam}"
-    over = {"fairseq": f"fairseq beam {row.beam}", "CTranslate2": f"CTranslate2 {search} fp32", "greedy": GREEDY}
-    by_name = {other.name: other for other in rows}
-    return {
-        column: speed_up(row, by_name[name], batch_size) if name in by_name else None for column, name in over.items()
-    }
+def speed_ups(rows: Sequence[Row], batch_size: int) -> list[Column]:
+    """Return columns of the speed over measured rows with the same search, and over our greedy decoding."""
+    by_name = {row.name: row for row in rows}
+
+    def baseline(name: str, row: Row) -> Row | None:
+        search = "greedy" if row.beam == 1 else f"beam {row.beam}"
+        over = {"fairseq": f"fairseq beam {row.beam}", "CTranslate2": f"CTranslate2 {search} fp32", "greedy": GREEDY}
+        return by_name.get(over[name])
+
+    def cell(row: Row, name: str) -> str:
+        other = baseline(name, row)
+        return "-" if other is None else shown(speed_up(row, other, batch_size), ".2f")
+
+    names = [name for name in ("fairseq", "CTranslate2", "greedy") if any(baseline(name, row) for row in rows)]
+    return [(f"× {name}", lambda row, name=name: cell(row, name)) for name in names]
 
 
-def latency_table(rows: Sequence[Row]) -> str:
-    """Return a table of milliseconds per sentence at batch size 1: percentiles over the sentences."""
-    body = [[row.name, *(f"{value * 1000:.1f}" for value in np.percentile(row.latencies, PERCENTILES))] for row in rows]
-    return table(body, ["ms per sentence, batch 1", *(f"p{percent}" for percent in PERCENTILES)])
+def _rates(row: Row, batch_size: int) -> str:
+    """Return sentences per second: the median, and in brackets the slowest and the fastest repetition."""
+    times = row.seconds[batch_size]
+    slowest, fastest = row.timed_sentences / max(times), row.timed_sentences / min(times)
+    return f"{row.rate(batch_size):.1f} ({slowest:.1f}–{fastest:.1f})"
 
 
-def memory_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
-    """Return a table of megabytes, as SpecDec Tables 14 and 15: weights, peak, and computed weights and caches.
-
-    On a GPU the peaks of allocated and of reserved memory.
-    """
-    on_gpu = any(row.peak_reserved for row in rows)
-    header = ["MB", "model weights"]
-    for text in _batches(batch_sizes):
-        header += [f"peak, {text}", *(["reserved"] if on_gpu else []), "on paper", "ratio"]
-    body = []
-    for row in rows:
-        cells = [row.name, megabytes(row.weights)]
-        for size in batch_sizes:
-            peak, paper = row.peak_memory.get(size), row.on_paper.get(size)
-            ratio = peak / paper if peak is not None and paper else None
-            reserved = [megabytes(row.peak_reserved.get(size))] if on_gpu else []
-            cells += [megabytes(peak), *reserved, "-" if paper is None else megabytes(paper), shown(ratio, ".2f")]
-        body.append(cells)
-    return table(body, header)
+def _percentile(percent: int) -> Callable[[Row], str]:
+    return lambda row: f"{np.percentile(row.latencies, percent) * 1000:.1f}"
 
 
-def megabytes(size: int | None) -> str:
+def _ratio(row: Row, batch_size: int) -> float | None:
+    peak, paper = row.peak_memory.get(batch_size), row.on_paper.get(batch_size)
+    return peak / paper if peak is not None and paper else None
+
+
+def megabytes(size: int | None, unknown: str = "not measured") -> str:
     """Return bytes as megabytes."""
-    return "not measured" if size is None else f"{size / _MEGABYTE:.1f}"
-
-
-def _batches(batch_sizes: Sequence[int]) -> list[str]:
-    return [f"batch {size}" for size in batch_sizes]
+    return unknown if size is None else f"{size / _MEGABYTE:.1f}"

@@ -1,4 +1,4 @@
-"""`spec-dec-bench`: one small real run with CTranslate2, memory and profile, the tables, and replayed drafts."""
+"""`spec-dec-bench --long`: one small real run with CTranslate2, memory and profile, the tables, and replayed drafts."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_plugins.benchmarks import benchmark, compare, ctranslate, gpu_use, peak_memory, replay, tables
+from fairseq_plugins.benchmarks import benchmark, ctranslate, gpu_use, peak_memory, replay, tables
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, CTRANSLATE2_GREEDY
 from fairseq_plugins.benchmarks.gpu_use import GpuUse
@@ -36,7 +36,7 @@ LINUX = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="m
 
 
 def _rows(folder: Path) -> dict:
-    return {row["name"]: row for row in json.loads((folder / "benchmark.json").read_text(encoding="utf-8"))["rows"]}
+    return {row["name"]: row for row in json.loads((folder / "table.json").read_text(encoding="utf-8"))["rows"]}
 
 
 @LINUX
@@ -53,7 +53,7 @@ def test_measures_output_speed_memory_and_profile(
     names = f"{CTRANSLATE2_GREEDY},gad,iad,gad fp32 drafts,gad int8,greedy int8"
     arguments = [str(corpus.data), "--path", str(corpus.verifier), "--drafter-path", str(corpus.drafter), "--cpu"]
     arguments += ["--repeats", "2", "--timing-sentences", "6", "--timing-batch-sizes", "1,4", "--threads", "1"]
-    assert benchmark.main([*arguments, "--decoders", names, "--profile", "--results", str(tmp_path)]) == 0
+    assert benchmark.main([*arguments, "--decoders", names, "--long", "--profile", "--results", str(tmp_path)]) == 0
 
     rows = _rows(tmp_path)
     assert list(rows) == [BEAM_1, CTRANSLATE2_GREEDY, "gad", "gad fp32 drafts", "greedy int8", "gad int8"]
@@ -77,7 +77,7 @@ def test_measures_output_speed_memory_and_profile(
     assert "profile" not in rows[BEAM_1]
 
     printed, log = capsys.readouterr()
-    text = (tmp_path / "benchmark.md").read_text(encoding="utf-8")
+    text = (tmp_path / "table.md").read_text(encoding="utf-8")
     for title in ("Output", "Speed", f"Speed-up over {BEAM_1}", "Latency", "Memory", "Where the time goes: gad"):
         assert f"## {title}" in printed and f"## {title}" in text
     assert re.search(r"^\| gad int8 +\| +no, int8 \|", text, re.MULTILINE)
@@ -106,7 +106,9 @@ def test_without_ctranslate2(
     monkeypatch.setattr(ctranslate, "is_installed", lambda: installed)
     monkeypatch.setattr(ctranslate, "convert", _lacks_a_library)
     monkeypatch.setattr(ctranslate, "version", lambda: "")
-    arguments = f"{corpus.data} --path {corpus.verifier} --cpu --repeats 1 --timing-sentences 2 --no-memory".split()
+    arguments = (
+        f"{corpus.data} --path {corpus.verifier} --cpu --repeats 1 --timing-sentences 2 --long --no-memory".split()
+    )
     arguments += ["--timing-batch-sizes", "2", "--decoders", f"greedy,{CTRANSLATE2_GREEDY}", "--results", str(tmp_path)]
     assert benchmark.main(arguments) == 0
     assert list(_rows(tmp_path)) == [BEAM_1, "greedy"]
@@ -151,25 +153,26 @@ def test_tables() -> None:
     def cells(table: str) -> list[list[str]]:
         return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if "---" not in line]
 
-    assert cells(tables.speed_table(rows, [1, 16]))[3] == ["gad", "5.0 (2.5–10.0)", "40.0 (40.0–40.0)"]
+    long = {title: cells(text) for title, text in tables.long(rows, [1, 16])}
+    assert long["Output"][3] == ["gad", "yes", "2 of 10", "2 of 10", "-", "-"]
+    assert long["Speed"][3] == ["gad", "5.0 (2.5–10.0)", "40.0 (40.0–40.0)"]
     assert [row.name for row in tables.baselines(rows)] == [BEAM_5, BEAM_1]
-    assert cells(tables.speed_up_table(rows, [1, 16], rows[1]))[1:] == [
+    assert long[f"Speed-up over {BEAM_1}"][1:] == [
         [BEAM_5, "0.50", "0.50"],
         [BEAM_1, "1.00", "1.00"],
         ["gad", "2.00", "2.00"],
     ]
-    assert cells(tables.latency_table(rows))[3] == ["gad", "510.0", "910.0", "1000.0"]
-    memory = cells(tables.memory_table(rows, [1, 16]))
+    assert long["Latency"][3] == ["gad", "510.0", "910.0", "1000.0"]
+    memory = cells(tables.memory(rows, [1, 16]))
     columns = ["peak, batch 1", "on paper", "ratio", "peak, batch 16", "on paper", "ratio"]
     assert memory[0] == ["MB", "model weights", *columns]
     assert memory[1] == [BEAM_5, "2.5", "5.0", "4.0", "1.25", "not measured", "-", "-"]
     rows[0].peak_reserved = {1: 7_000_000}
-    memory = cells(tables.memory_table(rows, [1, 16]))
+    memory = cells(tables.memory(rows, [1, 16]))
     assert memory[0][2:6] == ["peak, batch 1", "reserved", "on paper", "ratio"]
     assert memory[1][2:6] == ["5.0", "7.0", "4.0", "1.25"] and memory[2][3] == "not measured"
     use = GpuUse("on", captures=7, dropped=1, replays=300, launched=12, attention="efficient")
     assert cells(gpu_use.table([("gad", use)]))[1] == ["gad", "on", "7", "1", "300", "12", "efficient"]
-    assert cells(tables.output_table(rows, [1, 16]))[3][:6] == ["gad", "yes", "-", "4 of 4", "2 of 10", "2 of 10"]
 
 
 @LINUX
@@ -188,9 +191,12 @@ def test_peak_memory_includes_freed_memory() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["data", "--replay-tokens", "3"], "--replay-tokens 3: is for random weights; add --replay SHAPE"),
+        (
+            ["data", "--path", "none.pt", "--replay-tokens", "3"],
+            "--replay-tokens 3: is for random weights; add --replay SHAPE",
+        ),
         (["--replay", "tiny", "--replay-tokens", "1"], "--replay-tokens 1: an iteration emits more than 1"),
-        (["data", "--replay", "tiny", "--replay-lengths", "10"], "--replay-lengths 10: give the shortest, "),
+        (["--replay", "tiny", "--replay-lengths", "10"], "--replay-lengths 10: give the shortest, "),
         (["none", "--path", "none.pt"], "none: no such folder; "),
         (["--replay", "tiny", "--replay-lengths", "1,20"], "--replay-lengths 1,20: give the shortest, at least 2, "),
     ],
@@ -320,7 +326,7 @@ def test_replay_of_a_shape(
     monkeypatch.setattr(replay, "VOCABULARY", 200)
     arguments = "--replay tiny --replay-lengths 8,20 --timing-sentences 4 --timing-batch-sizes 2 --repeats 1 --cpu"
     names = "greedy,gad (replayed),gad fixed width (replayed),gad++ high-quality (replayed)"
-    more = ["--no-memory", "--replay-drafter", drafter, "--decoders", names, "--results", str(tmp_path)]
+    more = ["--replay-drafter", drafter, "--decoders", names, "--results", str(tmp_path)]
     if tokens != 6.13:
         more += ["--replay-tokens", str(tokens)]
     assert benchmark.main([*arguments.split(), *more]) == 0
@@ -343,9 +349,12 @@ def test_note_without_replayed_drafts() -> None:
 
 
 def test_feature_drafter_has_no_nat_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = replay.prepare(tmp_path, "tiny", "features", 3, (6, 9), 200)
-    limits = "--cpu --repeats 1 --timing-sentences 2 --timing-batch-sizes 1 --decoders nat,gad"
-    assert compare.main([*arguments, *limits.split()]) == 0
+    data, verifier, drafter = replay.prepare(tmp_path, "tiny", "features", "fp32", 3, (6, 9), 200)
+    arguments = [data, "--path", verifier, "--drafter-path", drafter]
+    limits = (
+        "--max-len-a 1 --max-len-b 0 --cpu --repeats 1 --timing-sentences 2 --timing-batch-sizes 1 --decoders nat,gad"
+    )
+    assert benchmark.main([*arguments, *limits.split()]) == 0
     printed, log = capsys.readouterr()
     assert "| gad " in printed and "| nat " not in printed
     assert log.count("left out") == 1 and "reads the verifier's states and cannot decode alone: left out nat" in log
@@ -365,7 +374,7 @@ def test_cost_at_a_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(Bench, "decode_timed", spy)
     arguments = "--replay tiny --replay-lengths 12,12 --timing-sentences 2 --timing-batch-sizes 1 --repeats 2 --cpu"
     names = "greedy,gad fixed width (replayed)"
-    more = ["--no-memory", "--decoders", names, "--results", str(tmp_path)]
+    more = ["--long", "--no-memory", "--decoders", names, "--results", str(tmp_path)]
     assert benchmark.main([*arguments.split(), *more]) == 0
     assert decoded and all(sources == {12} and max(outputs) <= 13 for sources, outputs in decoded)
     rows = _rows(tmp_path)

@@ -1,4 +1,4 @@
-"""`spec-dec-compare`: one small real run, the arithmetic of the table, and refusals."""
+"""`spec-dec-bench`, the short table: one small real run, the arithmetic of the table, and refusals."""
 
 import json
 from argparse import Namespace
@@ -11,7 +11,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli import preprocess, train
 from tqdm import tqdm
 
-from fairseq_plugins.benchmarks import bench, compare, measuring
+from fairseq_plugins.benchmarks import bench, benchmark, measuring, tables
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, BLOCKWISE, CONTENDERS, Contender
 from fairseq_plugins.benchmarks.measuring import Plan, Row, measure_speed
 from fairseq_plugins.errors import ConfigurationError
@@ -100,7 +100,7 @@ def _quick(trained: Namespace) -> list[str]:
 def test_all_rows(trained: Namespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [*_quick(trained), "--drafter-path", trained.drafter, "--block-size", "2"]
     arguments += ["--blockwise-path", trained.heads, "--results", str(tmp_path)]
-    assert compare.main([*arguments, "--reference", trained.reference]) == 0
+    assert benchmark.main([*arguments, "--reference", trained.reference]) == 0
 
     result = json.loads((tmp_path / "table.json").read_text(encoding="utf-8"))
     rows = {row["name"]: row for row in result["rows"]}
@@ -124,7 +124,7 @@ def test_all_rows(trained: Namespace, tmp_path: Path, capsys: pytest.CaptureFixt
     names = "fast-beam, greedy, gad, gad fixed width, blockwise, blockwise fixed width, iad, jacobi, gs-jacobi"
     lossless = f"Lossless by construction: {names}, hybrid-jacobi."
     identity = "the token ids of fairseq beam 5 and fairseq beam 1"
-    for line in (identity, "sacrebleu nrefs:1|", "Machine: ", "Command: spec-dec-compare ", lossless):
+    for line in (identity, "sacrebleu nrefs:1|", "Machine: ", "Command: spec-dec-bench ", lossless):
         assert line in printed and line in table
     assert "differs from" not in progress
     assert not list(tmp_path.glob("*.partial"))
@@ -145,7 +145,7 @@ def test_another_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     task = [str(tmp_path / "data"), "--task", family.task, *family.arguments(tmp_path)]
     limits = ["--repeats", "1", "--timing-sentences", "2", "--timing-batch-sizes", "2", "--max-len-b", "12"]
     model = ["--path", str(tmp_path / "model.pt"), "--cpu", "--results", str(tmp_path)]
-    assert compare.main([*task, *model, *limits, "--decoders", "greedy,fast-beam,jacobi"]) == 0
+    assert benchmark.main([*task, *model, *limits, "--decoders", "greedy,fast-beam,jacobi"]) == 0
     rows = json.loads((tmp_path / "table.json").read_text(encoding="utf-8"))["rows"]
     identical = {row["name"]: row["identical"] for row in rows}
     assert [identical[name] for name in (BEAM_1, "greedy", "fast-beam", "jacobi")] == [4] * 4
@@ -153,12 +153,12 @@ def test_another_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_int8_rows_are_called_lossy(trained: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
-    assert compare.main([*_quick(trained), "--decoders", "greedy int8"]) == 0
+    assert benchmark.main([*_quick(trained), "--decoders", "greedy int8"]) == 0
     printed, log = capsys.readouterr()
     assert "| greedy int8 " in printed and "Lossless by construction: none." in printed
     assert "Lossy, weights rounded to int8, the output may differ from that in fp32: greedy int8." in printed
     assert "differs from" not in log
-    assert compare.main([*_quick(trained), "--int8"]) == 2
+    assert benchmark.main([*_quick(trained), "--int8"]) == 2
     assert "error: --int8: is for one decoder" in capsys.readouterr().err
 
 
@@ -166,7 +166,7 @@ def test_int8_rows_are_called_lossy(trained: Namespace, capsys: pytest.CaptureFi
 def test_in_half_precision(trained: Namespace, capsys: pytest.CaptureFixture[str], precision: str) -> None:
     """Lossless rows are compared with greedy, which is always included."""
     arguments = [*_quick(trained), "--drafter-path", trained.drafter, "--block-size", "2", f"--{precision}"]
-    assert compare.main([*arguments, "--blockwise-path", trained.heads, "--decoders", "gad,blockwise,jacobi"]) == 0
+    assert benchmark.main([*arguments, "--blockwise-path", trained.heads, "--decoders", "gad,blockwise,jacobi"]) == 0
     printed, log = capsys.readouterr()
     cells = [[cell.strip() for cell in line.split("|")[1:]] for line in printed.splitlines() if line.startswith("| ")]
     rows = {name: rest for name, *rest in cells}
@@ -187,21 +187,20 @@ def test_warnings_by_precision(caplog: pytest.LogCaptureFixture) -> None:
         ("bf16", "gad differs from greedy in 2 of 9 sentences; in bf16 nothing explains that"),
     ):
         caplog.clear()
-        compare.warn_if_lossy([row], [contender], kind)
+        benchmark.warn_if_lossy([row], [contender], kind)
         assert caplog.messages[0].startswith(beginning)
 
 
 def test_without_drafter(trained: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
-    assert compare.main([*_quick(trained), "--timing-batch-sizes", "2"]) == 0
+    assert benchmark.main([*_quick(trained), "--timing-batch-sizes", "2"]) == 0
     printed, log = capsys.readouterr()
     assert [line.split("|")[1].strip() for line in printed.splitlines()[2:6]] == [BEAM_5, BEAM_1, "fast-beam", "greedy"]
-    assert "at batch 1" not in printed.splitlines()[0]
     assert "without --drafter-path: left out nat, gad" in log
     assert "without --blockwise-path: left out blockwise, blockwise fixed width\n" in log
 
 
 def test_heads_on_another_base_are_not_lossless(trained: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
-    assert compare.main([*_quick(trained), "--decoders", "blockwise", "--blockwise-path", trained.other_heads]) == 0
+    assert benchmark.main([*_quick(trained), "--decoders", "blockwise", "--blockwise-path", trained.other_heads]) == 0
     printed, log = capsys.readouterr()
     assert "| blockwise " in printed and "Lossless by construction: none." in printed
     assert "differs from" not in log
@@ -210,7 +209,7 @@ def test_heads_on_another_base_are_not_lossless(trained: Namespace, capsys: pyte
 def test_rows_of_two_dictionaries(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
     limits = "--repeats 1 --timing-sentences 2 --timing-batch-sizes 1 --timing-seconds 0.01 --cpu"
     limits += " --decoders iad,gs-jacobi"
-    assert compare.main([str(corpus.data), "--path", str(corpus.verifier), *limits.split()]) == 0
+    assert benchmark.main([str(corpus.data), "--path", str(corpus.verifier), *limits.split()]) == 0
     printed, log = capsys.readouterr()
     assert [line.split("|")[1].strip() for line in printed.splitlines()[2:4]] == [BEAM_1, "gs-jacobi"]
     assert "36 of 36" in printed.splitlines()[3]
@@ -226,7 +225,7 @@ def test_ensemble_and_choice(trained: Namespace, capsys: pytest.CaptureFixture[s
         "--drafter-path",
         trained.drafter,
     ]
-    assert compare.main([*arguments, "--decoders", "gad", "--profile", "--sentences", "4"]) == 0
+    assert benchmark.main([*arguments, "--decoders", "gad", "--profile", "--sentences", "4"]) == 0
     table = capsys.readouterr().out.splitlines()
     profile = table.index("## Where the time goes: gad, batch 1")
     assert any(line.startswith("| total ") for line in table[profile:])
@@ -248,17 +247,17 @@ def test_ensemble_and_choice(trained: Namespace, capsys: pytest.CaptureFixture[s
     ],
 )
 def test_errors(trained: Namespace, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
-    assert compare.main([*_quick(trained), *arguments]) == 2
+    assert benchmark.main([*_quick(trained), *arguments]) == 2
     printed, log = capsys.readouterr()
     assert printed == ""
-    assert f"spec-dec-compare: error: {message}" in log
+    assert f"spec-dec-bench: error: {message}" in log
     assert "Traceback" not in log
 
 
 def test_reference_must_fit(trained: Namespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = tmp_path / "short.de"
     short.write_text("eine Zeile\n", encoding="utf-8")
-    assert compare.main([*_quick(trained), "--reference", str(short)]) == 2
+    assert benchmark.main([*_quick(trained), "--reference", str(short)]) == 2
     assert f"--reference {short}: 1 lines, but the decoded subset has {SENTENCES}; " in capsys.readouterr().err
 
 
@@ -279,7 +278,7 @@ def test_references_are_split_at_line_ends_only(tmp_path: Path) -> None:
     ],
 )
 def test_numbers_are_checked(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert compare.main(["data", *arguments]) == 2
+    assert benchmark.main(["data", *arguments]) == 2
     assert arguments[0] in capsys.readouterr().err
 
 
@@ -331,13 +330,14 @@ def test_table() -> None:
         ),
         Row("CTranslate2 greedy fp32", 1, None, 4, 4, {1: 2}, 2, seconds={1: [0.75], 16: [0.5]}),
     ]
-    lines = compare.markdown_table(rows, [1, 16]).splitlines()
+    lines = tables.table_of(rows, tables.short(rows, [1, 16])).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert cells[0][-4:] == ["sent/s, batch 16", "× fairseq", "× CTranslate2", "× greedy"]
     assert cells[0][2:4] == ["same as beam 5", "same as beam 1"]
-    assert cells[2] == [BEAM_5, "30.00", "reference", "-", "2 of 2", "-", "1.0", "2.0", "1.00", "-", "0.25"]
-    assert cells[5] == ["gad", "-", "-", "4 of 4", "2 of 2", "4.00", "8.0", "4.0", "4.00", "3.00", "2.00"]
-    assert cells[6] == ["fast-beam", "-", "4 of 4", "-", "2 of 2", "0.90", "2.0", "4.0", "2.00", "-", "0.50"]
+    assert cells[2] == [BEAM_5, "30.00", "reference", "-", "-", "1.0", "2.0", "1.00", "-", "0.25"]
+    assert cells[5] == ["gad", "-", "-", "4 of 4", "4.00", "8.0", "4.0", "4.00", "3.00", "2.00"]
+    assert cells[6] == ["fast-beam", "-", "4 of 4", "-", "0.90", "2.0", "4.0", "2.00", "-", "0.50"]
+    assert [title for title, _ in tables.short(rows[:3], [1])][-2:] == ["× fairseq", "× greedy"]
 
 
 def test_lossless_decoder_with_different_output_is_reported(caplog: pytest.LogCaptureFixture) -> None:
@@ -348,7 +348,7 @@ def test_lossless_decoder_with_different_output_is_reported(caplog: pytest.LogCa
     ]
     rows = [Row(name, identical=count, sentences=4) for name, count in (("gad", 3), ("nat", 0), ("fast-beam", 2))]
     with caplog.at_level("WARNING"):
-        compare.warn_if_lossy(rows, contenders, "fp32")
+        benchmark.warn_if_lossy(rows, contenders, "fp32")
     assert [record.getMessage().split(";")[0] for record in caplog.records] == [
         f"gad differs from {BEAM_1} in 1 of 4 sentences",
         f"fast-beam differs from {BEAM_5} in 2 of 4 sentences",

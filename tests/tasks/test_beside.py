@@ -42,7 +42,7 @@ def registries() -> Iterator[None]:
         ("/usr/bin/fairseq-interactive DATA --decoder greedy", "translation"),
         ("fairseq-generate DATA --task speech_to_text", None),
         ("spec-dec-translate FOLDER --decoder greedy", None),
-        ("bin/spec-dec-compare DATA --task speech_to_text --path p", "speech_to_text"),
+        ("bin/spec-dec-bench DATA --task speech_to_text --path p", "speech_to_text"),
         ("fairseq-generate DATA --task mine --decoder greedy", None),
         ("", None),
     ],

@@ -316,7 +316,7 @@ class Recipe:
         rows += f"--blockwise-path {self.models}/blockwise.pt" if s.BLOCKWISE_HEADS != "0" else ""
         models = f"{self.decoding()} --drafter-path {self.drafter} --reference {self.raw}/test.{s.tgt}"
         timing = f"--repeats {s.REPEATS} --timing-sentences {s.TIMING_SENTENCES} --results {self.results}"
-        run(f"{threads}spec-dec-compare {self.data} {models} {rows} {timing}", out=self.logs / "compare.log")
+        run(f"{threads}spec-dec-bench {self.data} {models} {rows} {timing}", out=self.logs / "compare.log")
 
     def write_card(self) -> None:
         """Write the model card, and copy the dictionaries and subwords that the models need in decoding."""
@@ -348,7 +348,7 @@ def advice(table: Path) -> str:
     """Return advice if gad is hardly faster than greedy; else an empty text.
 
     Args:
-        table: table.json of spec-dec-compare.
+        table: table.json of spec-dec-bench.
     """
     rows = {row["name"]: row for row in json.loads(table.read_text(encoding="utf-8"))["rows"]}
     greedy, gad = (rows.get(name, {}).get("sentences_per_second", {}).get("1") for name in ("greedy", "gad"))

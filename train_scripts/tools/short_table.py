@@ -1,4 +1,4 @@
-"""Shorten the table of spec-dec-compare for a terminal: few columns, at most 100 characters wide."""
+"""Shorten the table of spec-dec-bench for a terminal: few columns, at most 100 characters wide."""
 
 from pathlib import Path
 
@@ -20,11 +20,14 @@ def short_table(file: Path) -> str:
     """Return the table with the columns of `COLUMNS` only.
 
     Args:
-        file: table.md of spec-dec-compare.
+        file: table.md of spec-dec-bench.
     """
     lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
     header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    body = [[row[header.index(column)] for column in COLUMNS] for row in rows]
-    alignment = ["left"] + ["right"] * (len(COLUMNS) - 1)
+    shown = [column for column in COLUMNS if column in header]
+    body = [[row[header.index(column)] for column in shown] for row in rows]
+    alignment = ["left"] + ["right"] * (len(shown) - 1)
     tabulate.MIN_PADDING = 0  # a column is as wide as its text
-    return tabulate.tabulate(body, list(COLUMNS.values()), tablefmt="simple", colalign=alignment, disable_numparse=True)
+    return tabulate.tabulate(
+        body, [COLUMNS[column] for column in shown], tablefmt="simple", colalign=alignment, disable_numparse=True
+    )

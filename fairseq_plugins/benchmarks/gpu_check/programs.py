@@ -71,12 +71,12 @@ def benchmark(env: Environment) -> Outcome:
         rows = [row for row in rows if "CTranslate2" not in row]
     command = [sys.executable, "-m", "fairseq_plugins.benchmarks.benchmark"]
     command += env.arguments("--results", str(results), "--decoders", ",".join(rows), "--repeats", "2")
-    command += ["--timing-batch-sizes", ",".join(map(str, env.batch_sizes)), "--profile", "--no-memory"]
+    command += ["--timing-batch-sizes", ",".join(map(str, env.batch_sizes)), "--profile"]
     command += ["--fp16"] if env.is_gpu else []
     status, output = run_with_timeout(env.left, command)
     if status != 0:
         return passed_if(False, how_it_ended(status, last_line(output)))
-    record = json.loads((results / "benchmark.json").read_text(encoding="utf-8"))
+    record = json.loads((results / "table.json").read_text(encoding="utf-8"))
     rates = {
         row["name"]: {int(size): rate for size, rate in row["sentences_per_second"].items()} for row in record["rows"]
     }

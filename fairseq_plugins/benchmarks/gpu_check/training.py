@@ -101,17 +101,18 @@ def two_processes(env: Environment) -> Outcome:
 def _arguments(env: Environment, *more: str) -> list[str]:
     """Return fairseq-train's arguments for a drafter that reads a random verifier's states and learns to copy."""
     models = env.folder / "models" / "replay"
-    made = replay.prepare(models, env.shape, "features", env.sentences, env.lengths, env.vocabulary)
+    texts = (env.sentences, env.lengths, env.vocabulary)
+    replayed, verifier, _ = replay.prepare(models, env.shape, "features", "fp16", *texts)
     data = env.folder / "training"
     if not data.exists():
-        shutil.copytree(made[0], data)
+        shutil.copytree(replayed, data)
         for suffix in ("bin", "idx"):
             shutil.copy(data / f"test.src-tgt.src.{suffix}", data / f"test.src-tgt.tgt.{suffix}")
     _, architecture, sizes = replay.SHAPES[env.shape]
     return [
         *(str(data), "--source-lang", "src", "--target-lang", "tgt", "--share-all-embeddings", *sizes),
         *("--user-dir", str(Path(replay.__file__).parents[1]), "--task", "spec_dec", "--arch", architecture),
-        *("--criterion", "glat_loss", "--verifier-path", made[2], "--share-encoder", "--drafter-context", "features"),
+        *("--criterion", "glat_loss", "--verifier-path", verifier, "--share-encoder", "--drafter-context", "features"),
         *("--decoder-layers", "2", "--optimizer", "adam", "--lr", "1e-4", "--max-update", str(_UPDATES)),
         *("--train-subset", "test", "--valid-subset", "test", "--disable-validation"),
         *("--batch-size", str(max(1, env.sentences // 4)), "--required-batch-size-multiple", "1", "--num-workers", "0"),

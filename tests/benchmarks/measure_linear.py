@@ -1,4 +1,4 @@
-"""Print the GFLOP/s of linear layers by weight format and number of rows: `python -m tests.measure_linear`."""
+"""Print GFLOP/s of linear layers by weight format and number of rows: `python -m tests.benchmarks.measure_linear`."""
 
 import time
 from typing import Any

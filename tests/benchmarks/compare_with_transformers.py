@@ -1,6 +1,6 @@
 """Time our decoders beside transformers' greedy `generate` and CTranslate2: batch size 1, one thread, on a CPU.
 
-    OMP_NUM_THREADS=1 python -m tests.compare_with_transformers [--half]
+    OMP_NUM_THREADS=1 python -m tests.benchmarks.compare_with_transformers [--half]
 
 The model is a random one of NLLB's architecture in the size of Transformer-base, saved by transformers, converted by
 spec-dec-convert, and from there by CTranslate2. Its outputs repeat tokens, which prompt lookup copies; `iad` copies the

@@ -1,6 +1,6 @@
 """Compare two checkouts of this project: token ids, positional scores and iterations of every decoder.
 
-    python tests/compare_checkouts.py OLD NEW DATA_BIN --path VERIFIER.pt --drafter-path DRAFTER.pt
+    python tests/benchmarks/compare_checkouts.py OLD NEW DATA_BIN --path VERIFIER.pt --drafter-path DRAFTER.pt
 
 OLD and NEW are folders of checkouts. Every decoder runs in both at several batch sizes, each checkout in its own
 process; a line for each lists the differences. The exit status is 1 if token ids or iterations differ.
