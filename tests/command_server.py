@@ -4,6 +4,7 @@ A recipe runs about twenty commands, whose imports take seconds each. Here comma
 arguments, environment and files to the server. Killing a client also kills its command.
 """
 
+import ast
 import atexit
 import contextlib
 import gc
@@ -30,13 +31,24 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
-# Installed commands of this project and of fairseq, and others that the recipes call.
+
+
+def own_commands() -> dict[str, str]:
+    """Return command -> module:function, from setup.py."""
+    tree = ast.parse((REPOSITORY / "setup.py").read_text(encoding="utf-8"))
+    assigned = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
+    scripts = assigned["CONSOLE_SCRIPTS"]
+    return {name.strip(): target.strip() for name, target in (line.split("=") for line in ast.literal_eval(scripts))}
+
+
+# This project's commands, those of fairseq, and others that the recipes call.
 COMMANDS = {
     **{
         script.name: script.value
         for script in entry_points(group="console_scripts")
-        if script.name.startswith(("fairseq-", "spec-dec-")) or script.name in ("sacremoses", "subword-nmt")
+        if script.name.startswith("fairseq-") or script.name in ("sacremoses", "subword-nmt")
     },
+    **own_commands(),
     "python": "tests.command_server:python",
 }
 

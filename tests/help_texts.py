@@ -1,6 +1,5 @@
 """Write fairseq_plugins/help_texts, --help and arguments of each spec-dec-* command: `python -m tests.help_texts`."""
 
-import ast
 import contextlib
 import io
 import json
@@ -14,17 +13,9 @@ from fairseq_plugins.help_texts import FOLDER
 from fairseq_plugins.shared.arguments import FILE, described
 from fairseq_plugins.shared.cli import CommandParser
 from fairseq_plugins.shared.parsing import decoding_options
-from tests.support import REPOSITORY
+from tests.command_server import own_commands
 
 SUBCOMMANDS = {"spec-dec-distill": ("decode", "status", "merge")}
-
-
-def commands() -> dict[str, str]:
-    """Return command -> module:function, from setup.py."""
-    tree = ast.parse((REPOSITORY / "setup.py").read_text(encoding="utf-8"))
-    assigned = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
-    scripts = assigned["CONSOLE_SCRIPTS"]
-    return {name.strip(): target.strip() for name, target in (line.split("=") for line in ast.literal_eval(scripts))}
 
 
 def printed(target: str, command: str, arguments: list[str]) -> str:
@@ -46,7 +37,7 @@ def printed(target: str, command: str, arguments: list[str]) -> str:
 def parsers() -> dict[str, CommandParser]:
     """Return command, with its subcommand -> its parser, for those that have one."""
     found = {}
-    for command, target in commands().items():
+    for command, target in own_commands().items():
         for more in ([], *([name] for name in SUBCOMMANDS.get(command, ()))):
             with mock.patch.object(CommandParser, "format_help", autospec=True, return_value="") as format_help:
                 printed(target, command, more)
@@ -64,7 +55,7 @@ def arguments() -> str:
 def texts() -> dict[str, str]:
     """Return file name -> help, for all commands and subcommands."""
     by_file = {}
-    for command, target in commands().items():
+    for command, target in own_commands().items():
         for more in ([], *([name] for name in SUBCOMMANDS.get(command, ()))):
             by_file["-".join([command, *more]) + ".txt"] = printed(target, command, more)
     return by_file

@@ -39,7 +39,7 @@ STOCK = (
 SHORTER = {
     "spec-dec-metrics": "--metrics bleu,chrf",
     "spec-dec-sweep": "--sentences 4 --max-len-b 20",
-    "spec-dec-compare": "--timing-sentences 2 --repeats 1 --max-len-b 20",
+    "spec-dec-bench": "--timing-sentences 2 --repeats 1 --max-len-b 20",
 }
 RUN = ("fairseq-generate", "fairseq-train", "spec-dec-", "echo ", "head ", "grep ")
 
@@ -86,7 +86,7 @@ def test_pages_have_commands() -> None:
     assert set(programs) == {
         *("fairseq-generate", "fairseq-train", "spec-dec-distill", "echo", "spec-dec-translate", "head"),
         *("spec-dec-trace", "spec-dec-metrics", "spec-dec-report", "spec-dec-sweep", "spec-dec-ddgviz"),
-        *("spec-dec-compare", "grep"),
+        *("spec-dec-bench", "grep"),
     }
     assert len(programs) >= 20 and all(runnable(page) for page in RUN_ON)
 
@@ -159,7 +159,7 @@ def test_other_text_than_a_drafter_was_trained_for(programs: Path, tmp_path: Pat
     run_line(fixed, tmp_path, programs)
     run_line(timed.replace("--timing-seconds 1.5 --repeats 5", "--repeats 1"), tmp_path, programs)
     for text, sentences in {"plain": 3, "cut": 3, "lower": 3, "joined": 1}.items():
-        rows = json.loads((tmp_path / "results" / text / "benchmark.json").read_text(encoding="utf-8"))["rows"]
+        rows = json.loads((tmp_path / "results" / text / "table.json").read_text(encoding="utf-8"))["rows"]
         identical = {row["name"]: (row["identical"], row["sentences"]) for row in rows}
         assert identical["greedy"] == identical["gad"] == (sentences, sentences)
     assert (tmp_path / "cut.en").read_text() == "A group of men are\nA man sleeping in a\nTwo\n"

@@ -14,14 +14,15 @@ from fairseq_plugins.benchmarks import benchmark
 from fairseq_plugins.pages import report
 from fairseq_plugins.shared import arguments
 from fairseq_plugins.shared.parsing import refuse_wrong_arguments_of_fairseqs_tools
+from tests.command_server import own_commands
 from tests.help_texts import arguments as written_arguments
-from tests.help_texts import commands, texts
+from tests.help_texts import texts
 
 
 def test_texts_match_the_parsers() -> None:
     written = {file.name: file.read_text(encoding="utf-8") for file in help_texts.FOLDER.glob("*.txt")}
     assert written == texts(), "write them anew: python -m tests.help_texts"
-    assert len(written) == len(commands()) + 3
+    assert len(written) == len(own_commands()) + 3
     assert arguments.FILE.read_text(encoding="utf-8") == written_arguments(), "python -m tests.help_texts"
 
 

@@ -79,7 +79,7 @@ def measure(bench: Bench, contender: Contender, batch_sizes: Sequence[int], numb
 
 def _models(bench: Bench, contender: Contender) -> list[FairseqEncoderDecoderModel]:
     models: list[FairseqEncoderDecoderModel] = [bench.blockwise] if contender.needs == BLOCKWISE else list(bench.models)
-    return models + list(bench.task.decoding.reference.drafters.values() if contender.needs == DRAFTER else [])
+    return models + list(bench.task.decoding.drafters.values() if contender.needs == DRAFTER else [])
 
 
 def _weights(bench: Bench, contender: Contender) -> int | None:

@@ -34,7 +34,7 @@ def measure(data: Path, verifier: Path, drafter: Path, *, subset: str = "valid",
     dataset = session.load(subset)
     for sample in session.batches(dataset, session.usable(dataset), batch_size):
         session.decode(generator, sample)
-    model = session.task.decoding.reference.drafters[str(drafter)]
+    model = session.task.decoding.drafters[str(drafter)]
     store_survival(generator.backend.method.policy, model)
     state = torch.load(drafter, map_location="cpu")
     state["model"]["decoder.survival_counts"] = model.decoder.survival_counts
