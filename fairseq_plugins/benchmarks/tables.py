@@ -1,6 +1,7 @@
 """The tables of `spec-dec-bench`: a short one, and with --long output, speed, speed-ups, latency and memory."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -46,7 +47,7 @@ def long(rows: Sequence[Row], batch_sizes: Sequence[int]) -> list[tuple[str, str
         ("Speed", table_of(rows, by_batch(batch_sizes, _rates), "sentences/s")),
     ]
     for baseline in baselines(rows):
-        over = by_batch(batch_sizes, lambda row, size, by=baseline: shown(speed_up(row, by, size), ".2f"))
+        over = by_batch(batch_sizes, partial(_speed_up_over, baseline))
         tables.append((f"Speed-up over {baseline.name}", table_of(rows, over, f"× {baseline.name}")))
     if 1 in batch_sizes:
         latency = [(f"p{percent}", _percentile(percent)) for percent in PERCENTILES]
@@ -61,17 +62,25 @@ def memory(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
     """
     columns: list[Column] = [("model weights", lambda row: megabytes(row.weights))]
     for size in batch_sizes:
-        columns.append((f"peak, batch {size}", lambda row, size=size: megabytes(row.peak_memory.get(size))))
+        columns.append((f"peak, batch {size}", _at(size, lambda row, size: megabytes(row.peak_memory.get(size)))))
         if any(row.peak_reserved for row in rows):
-            columns.append(("reserved", lambda row, size=size: megabytes(row.peak_reserved.get(size))))
-        columns.append(("on paper", lambda row, size=size: megabytes(row.on_paper.get(size), "-")))
-        columns.append(("ratio", lambda row, size=size: shown(_ratio(row, size), ".2f")))
+            columns.append(("reserved", _at(size, lambda row, size: megabytes(row.peak_reserved.get(size)))))
+        columns.append(("on paper", _at(size, lambda row, size: megabytes(row.on_paper.get(size), "-"))))
+        columns.append(("ratio", _at(size, lambda row, size: shown(_ratio(row, size), ".2f"))))
     return table_of(rows, columns, "MB")
 
 
 def by_batch(batch_sizes: Sequence[int], cell: Callable[[Row, int], str], title: str = "") -> list[Column]:
     """Return a column for each batch size."""
-    return [(f"{title}batch {size}", lambda row, size=size: cell(row, size)) for size in batch_sizes]
+    return [(f"{title}batch {size}", _at(size, cell)) for size in batch_sizes]
+
+
+def _at(batch_size: int, cell: Callable[[Row, int], str]) -> Callable[[Row], str]:
+    return lambda row: cell(row, batch_size)
+
+
+def _speed_up_over(baseline: Row, row: Row, batch_size: int) -> str:
+    return shown(speed_up(row, baseline, batch_size), ".2f")
 
 
 def compared_with(rows: Sequence[Row]) -> list[str]:
@@ -105,12 +114,12 @@ def speed_ups(rows: Sequence[Row], batch_size: int) -> list[Column]:
         over = {"fairseq": f"fairseq beam {row.beam}", "CTranslate2": f"CTranslate2 {search} fp32", "greedy": GREEDY}
         return by_name.get(over[name])
 
-    def cell(row: Row, name: str) -> str:
+    def cell(name: str, row: Row) -> str:
         other = baseline(name, row)
         return "-" if other is None else shown(speed_up(row, other, batch_size), ".2f")
 
     names = [name for name in ("fairseq", "CTranslate2", "greedy") if any(baseline(name, row) for row in rows)]
-    return [(f"× {name}", lambda row, name=name: cell(row, name)) for name in names]
+    return [(f"× {name}", partial(cell, name)) for name in names]
 
 
 def _rates(row: Row, batch_size: int) -> str:
