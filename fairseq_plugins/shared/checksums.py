@@ -39,8 +39,10 @@ def check_sums(checkpoints: Iterable[Path], data: Path) -> None:
         expected = _read(file.parent).get(file.name)
         if expected is not None and file.is_file() and sha256_of(file) != expected:
             raise ConfigurationError(
-                f"{file}: is damaged or was changed (its checksum is not that in {SUMS}); copy it again, or remove its "
-                f"line from {file.parent / SUMS} if the change is yours"
+                None,
+                file,
+                f"is damaged or was changed (its checksum is not that in {SUMS})",
+                f"copy it again, or remove its line from {file.parent / SUMS} if the change is yours",
             )
 
 
@@ -63,11 +65,14 @@ def _read(folder: Path) -> dict[str, str]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{file}: cannot be read ({error}); copy it again, or remove it") from error
+        raise ConfigurationError(None, file, f"cannot be read ({error})", "copy it again, or remove it") from error
     found = [_LINE.fullmatch(line) for line in lines]
     if None in found:
         raise ConfigurationError(
-            f"{file}: line {found.index(None) + 1} has no checksum of sha256sum; copy the file again, or remove it"
+            None,
+            file,
+            f"line {found.index(None) + 1} has no checksum of sha256sum",
+            "copy the file again, or remove it",
         )
     return {match[2]: match[1] for match in found if match is not None}
 
