@@ -20,7 +20,7 @@ class Constraints:
     max_len: int  # most tokens of an output before its EOS
     min_len: int = 1  # fewest tokens of an output before its EOS
     unk_penalty: float = 0.0  # subtracted from the log-probability of the unknown word
-    prefix: Tensor | None = None  # [B, P], the first tokens of every output, padded: `--prefix-size`
+    prefix: Tensor | None = None  # [B, P], the first tokens of every output, `--prefix-size`; free where it is `pad`
     no_repeat_ngram_size: int = 0  # no output repeats an n-gram of this size; 0 for no limit
 
     def apply(self, log_probs: Tensor, lengths: Tensor, shortest: int, longest: int) -> None:
@@ -96,20 +96,15 @@ class Constraints:
         return torch.where(tokens == self.unk, log_probs - self.unk_penalty, log_probs)
 
     def given_prefix(self) -> tuple[Tensor, Tensor] | None:
-        """Return tokens [B, P] and lengths [B] of `--prefix-size`; None without it."""
+        """Return the tokens [B, P] of `--prefix-size`, and how many [B] come before the first free one; or None."""
         if self.prefix is None:
             return None
         tokens = self.prefix[:, : self.max_len]
         return tokens, (tokens != self.pad).long().cumprod(1).sum(1)
 
-    def force_prefix(self, best: Tensor, is_first: bool) -> Tensor:
-        """Replace the first of the verifier's tokens [B, T] by the given prefix, in the first iteration."""
-        prefix = self.given_prefix() if is_first else None
-        if prefix is None:
-            return best
-        tokens, counts = prefix
-        is_given = torch.arange(tokens.size(1), device=best.device) < counts[:, None]
-        return torch.cat([torch.where(is_given, tokens, best[:, :-1]), best[:, -1:]], dim=1)
+    def force(self, best: Tensor, forced: Tensor | None) -> Tensor:
+        """Replace the verifier's tokens [B, T] by the forced ones [B, T] of `DecodingState.forced_tokens`."""
+        return best if forced is None else torch.where(forced == self.pad, best, forced)
 
 
 def refuse_search_options(args: Any, prefix_allowed_tokens_fn: Any, decoder: str, searches_beams: bool = False) -> None:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.constraints import Constraints
 from tests.strategies import DETERMINISTIC, example_count
+from tests.support import make_state
 
 PAD, EOS, UNK, SIZE = 1, 2, 3, 8
 LIMITS = st.integers(0, 9).flatmap(lambda most: st.tuples(st.integers(0, most), st.just(most)))
@@ -86,20 +87,23 @@ def test_only_padding_is_forbidden_within_the_limits() -> None:
 
 @settings(DETERMINISTIC, max_examples=example_count(100))
 @given(prefixes=PREFIXES, max_len=st.integers(0, 8), seed=st.integers(0, 99))
-def test_force_prefix_replaces_the_first_tokens(prefixes: list[list[int]], max_len: int, seed: int) -> None:
-    constraints = Constraints(PAD, UNK, EOS, max_len, prefix=padded(prefixes))
+def test_prefixes_replace_tokens(prefixes: list[list[int]], max_len: int, seed: int) -> None:
+    state = make_state(torch.zeros(len(prefixes), 1), [0] * len(prefixes), max_len, prefix=padded(prefixes))
+    constraints = state.constraints
     given_tokens = constraints.given_prefix()
     assert given_tokens is not None
     tokens, counts = given_tokens
     assert counts.tolist() == [min(len(prefix), max_len) for prefix in prefixes]
     best = torch.randint(SIZE, (len(prefixes), tokens.size(1) + 1), generator=torch.Generator().manual_seed(seed))
-    forced = constraints.force_prefix(best, is_first=True)
+    forced = constraints.force(best, state.forced_tokens(best.size(1)))
     for row, prefix in enumerate(prefixes):
         known = prefix[:max_len]
         assert forced[row].tolist() == known + best[row, len(known) :].tolist()
-    assert torch.equal(constraints.force_prefix(best, is_first=False), best)
+    state.lengths, state.host_lengths = state.lengths + max_len, [max_len] * len(prefixes)
+    assert state.forced_tokens(best.size(1)) is None
 
 
 def test_no_forced_tokens_without_prefix() -> None:
-    constraints, best = Constraints(PAD, UNK, EOS, 9), torch.tensor([[4, 5]])
-    assert constraints.given_prefix() is None and constraints.force_prefix(best, is_first=True) is best
+    state, best = make_state(torch.tensor([[2]]), [0], 9), torch.tensor([[4, 5]])
+    assert state.constraints.given_prefix() is None and state.forced_tokens(2) is None
+    assert state.constraints.force(best, None) is best

@@ -12,7 +12,7 @@ from fairseq_plugins.decoding.recording.trace_writer import Tracer
 from fairseq_plugins.decoding.reference.arithmetic import exact_arithmetic
 from fairseq_plugins.decoding.reference.batch import Batch
 from fairseq_plugins.decoding.reference.search import GreedySearch
-from fairseq_plugins.decoding.reference.state import Advance, BeamAdvance, Decoded, Draft, StepOutput
+from fairseq_plugins.decoding.reference.state import Advance, BeamAdvance, Decoded, Draft, StepOutput, obeying_prefix
 from fairseq_plugins.decoding.reference.verifier import DrafterIsVerifier, Verifier
 from fairseq_plugins.errors import ConfigurationError
 
@@ -92,7 +92,7 @@ class TorchBackend:
         verifier, drafter, search = method.verifier, method.drafter, method.search
         prefix = self._prefix_draft(batch)
         while batch.admit(method):
-            draft = prefix or drafter.draft(state)
+            draft = prefix or obeying_prefix(state, drafter.draft(state))
             verification = verifier.verify(state, draft)
             advance = search.advance(state, draft, verification)
             if self.trace is not None:

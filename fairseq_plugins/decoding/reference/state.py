@@ -1,15 +1,16 @@
 """Data of the decoding loop: the state of a batch, and an iteration's draft, verification and result."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.reference.layout import Span
-from fairseq_plugins.decoding.reference.rows import rows_of
+from fairseq_plugins.decoding.reference.rows import from_host, rows_of
 
 
 @dataclass
@@ -85,6 +86,19 @@ class DecodingState:
         """Shortest and longest output so far."""
         return Span(min(self.host_lengths), max(self.host_lengths))
 
+    def forced_tokens(self, width: int) -> Tensor | None:
+        """Return the next tokens [B, width] that `--prefix-size` forces, `pad` where it leaves a position free.
+
+        None if it forces none. With `--left-pad-target` a prefix begins with free positions.
+        """
+        prefix, shortest = self.constraints.prefix, min(self.host_lengths)
+        size = 0 if prefix is None else min(prefix.size(1), self.max_len)
+        if prefix is None or shortest >= size:
+            return None
+        rows = F.pad(prefix[from_host(self.sentences, prefix.device), :size], (0, 1), value=self.constraints.pad)
+        position = self.lengths[:, None] + torch.arange(width, device=prefix.device)
+        return rows.gather(1, position.clamp(max=size))
+
     def last_tokens(self) -> Tensor:
         """Return the last token of every sentence, [B, 1]: the verifier's next input."""
         span = self.span
@@ -135,6 +149,16 @@ class Draft:
 def no_draft(state: DecodingState) -> Draft:
     """Return an empty draft; the iteration is then a step of greedy decoding."""
     return Draft(state.tokens.new_empty(state.tokens.size(0), 0))
+
+
+def obeying_prefix(state: DecodingState, draft: Draft) -> Draft:
+    """Return a draft cut before its first token that `--prefix-size` forbids, which relaxed rules could accept."""
+    forced = state.forced_tokens(draft.tokens.size(1))
+    if forced is None:
+        return draft
+    is_wrong = (forced != state.constraints.pad) & (forced != draft.tokens)
+    allowed = (~is_wrong).long().cumprod(1).sum(1)
+    return replace(draft, num_drafted=allowed if draft.num_drafted is None else draft.num_drafted.minimum(allowed))
 
 
 class Verification:

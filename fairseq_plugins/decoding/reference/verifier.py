@@ -144,8 +144,8 @@ class Verifier(ModelEnsemble):
         if len(logits) == 1:
             constraints, span = state.constraints, state.span
             eos_masks = constraints.eos_masks(state.lengths, span.shortest, span.longest, tokens.size(1))
-            is_first = span.longest == 0
-            return self._verification_of_logits(constraints, eos_masks, logits[0], hidden, features, noise, is_first)
+            forced = state.forced_tokens(tokens.size(1))
+            return self._verification_of_logits(constraints, eos_masks, logits[0], hidden, features, noise, forced)
         return self._verification(state, self._mean_log_probs(logits), hidden, features, noise)
 
     def _verification(
@@ -163,14 +163,14 @@ class Verifier(ModelEnsemble):
         hidden: Tensor,
         features: Tensor | None,
         noise: Tensor | None,
-        is_first: bool = False,
+        forced: Tensor | None = None,
     ) -> Verification:
         """Return the verification of one model's logits [B, T, V]; sampling draws with their noise [B, T, V]."""
         choose: Choose | None = None
         if noise is not None and self.sampling is not None:
             # Before the constraints change the logits.
             choose = self.sampling.choose(noise, self.sampling.normaliser(logits))
-        return verification_of_logits(constraints, eos_masks, logits, self.engine, hidden, features, is_first, choose)
+        return verification_of_logits(constraints, eos_masks, logits, self.engine, hidden, features, forced, choose)
 
     def _verify_and_accept(self, decoder: GraphedDecoder, state: DecodingState, draft: Draft) -> Verification:
         """Verify and accept in one CUDA graph."""
@@ -261,14 +261,14 @@ def verification_of_logits(
     engine: Engine,
     hidden: Tensor,
     features: Tensor | None,
-    is_first: bool = False,
+    forced: Tensor | None = None,
     choose: Choose | None = None,
 ) -> Verification:
     """Return the verification of one model's logits [B, T, V]; softmax is computed on first use.
 
-    `eos_masks` are those of the constraints. The first iteration forces a given prefix. `choose` replaces the argmax.
+    `eos_masks` are those of the constraints, `forced` tokens [B, T] those of the state. `choose` replaces the argmax.
     """
-    best = constraints.force_prefix(constraints.best(logits, *eos_masks, choose), is_first)
+    best = constraints.force(constraints.best(logits, *eos_masks, choose), forced)
 
     def log_probs() -> Tensor:
         values = engine.log_softmax(logits)
@@ -294,5 +294,5 @@ def verification(
     constraints, span = state.constraints, state.span
     constraints.apply(log_probs, state.lengths, span.shortest, span.longest)
     best = log_probs.argmax(-1) if choose is None else choose(log_probs)
-    best = constraints.force_prefix(best, is_first=span.longest == 0)
+    best = constraints.force(best, state.forced_tokens(log_probs.size(1)))
     return Verification(log_probs, best, hidden, features)

@@ -299,7 +299,7 @@ bool Worker::emit_accepted(size_t index, int64_t rows, float* row) {
             const int64_t drafted = work.drafts.token(index, t), forced = batch.limits.forced(b, position);
             // A forced token may have the score -inf, which argmax would not find.
             next.token = forced >= 0 ? forced : kernels().argmax(row, vocabulary);
-            const bool is_allowed = drafted != next.token && row[drafted] > -HUGE_VALF;
+            const bool is_allowed = forced < 0 && drafted != next.token && row[drafted] > -HUGE_VALF;
             if (is_allowed && search.acceptance->accepts(row, vocabulary, t, drafted, next.token)) next.token = drafted;
             next.log_prob = row[next.token];
         } else {
