@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import fairseq_plugins
-from fairseq_plugins.benchmarks import compare
+from fairseq_plugins.benchmarks import benchmark
 from fairseq_plugins.checkpoint.averaging import average, write_checkpoint
 from fairseq_plugins.conversion import cli
 from fairseq_plugins.errors import ConfigurationError
@@ -60,7 +60,7 @@ def test_truncated_subwords_are_refused(folder: Path) -> None:
 
 def test_commands_check_them(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flip(folder / "verifier.pt", 1_000_000)
-    assert compare.main([str(folder), "--path", str(folder / "verifier.pt"), "--cpu"]) == 2
+    assert benchmark.main([str(folder), "--path", str(folder / "verifier.pt"), "--cpu"]) == 2
     assert cli.main([str(folder), str(tmp_path / "int8"), "--int8"]) == 2
     for error in capsys.readouterr().err.splitlines():
         assert f"error: {folder}/verifier.pt: is damaged or was changed" in error
