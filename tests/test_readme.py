@@ -74,11 +74,3 @@ def test_links_exist(page: Path) -> None:
         assert "://" in target or (page.parent / target).exists(), target
     for target in re.findall(r"\b(?:docs|tests|train_scripts|examples)/[\w./-]+\.(?:md|py|sh|svg|png)", text):
         assert (REPOSITORY / target).exists(), target
-
-
-def test_tests_that_pages_name_exist() -> None:
-    text = "".join(page.read_text(encoding="utf-8") for page in MANUAL + NOTEBOOK)
-    named = set(re.findall(r"(tests/[\w/]+\.py)::(\w+)", text))
-    assert len(named) >= 30
-    for file, name in sorted(named):
-        assert f"\ndef {name}(" in (REPOSITORY / file).read_text(encoding="utf-8"), f"{file}::{name}"
