@@ -12,6 +12,9 @@ endif
 export DATA NAME PYTHON SHAPE THREADS TORCH_INDEX
 
 IN_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
+# After Ctrl-C a command says that it was interrupted, and make adds nothing ("*** Error 130"): it ends by the signal,
+# which has to reach it before its child ends.
+run = trap : INT; $(1) || { status=$$?; [ $$status = 130 ] || exit $$status; kill -INT $$PPID; sleep 0.2; }
 
 .PHONY: help setup demo train bench gpu-check test lint clean
 .DEFAULT_GOAL := help
@@ -31,19 +34,19 @@ setup: $(READY)  ## install everything into .venv (once; about 3 minutes)
 
 # The script writes the stamp as its last act: a set-up that was interrupted is taken up again.
 $(READY): setup.py constraints.txt train_scripts/setup.sh
-	@bash train_scripts/setup.sh $(VENV) $(READY)
+	@$(call run,bash train_scripts/setup.sh $(VENV) $(READY))
 
 demo: $(READY)  ## what decoding gains on the released models, and a small drafter trained: 2 minutes (or all on DATA=..., see train)
-	@$(IN_VENV) bash train_scripts/$(if $(DATA)$(NAME),demo.sh,quick_demo.sh)
+	@$(call run,$(IN_VENV) bash train_scripts/$(if $(DATA)$(NAME),demo.sh,quick_demo.sh))
 
 train: $(READY)  ## from text to a table: train, distil and decode a small model on the generated corpus (or DATA=... NAME=...)
-	@$(IN_VENV) bash train_scripts/demo.sh
+	@$(call run,$(IN_VENV) bash train_scripts/demo.sh)
 
 bench: $(READY)  ## speed against fairseq and CTranslate2, latency and memory, on the models of `train` (or NAME=..., SHAPE=...)
-	@$(IN_VENV) bash train_scripts/bench.sh
+	@$(call run,$(IN_VENV) bash train_scripts/bench.sh)
 
 gpu-check: $(READY)  ## on a machine with a GPU: is all right there, and how fast; ten minutes, see docs/gpu.md
-	@$(IN_VENV) python -m fairseq_plugins.benchmarks.gpu_check --results results/gpu
+	@$(call run,$(IN_VENV) python -m fairseq_plugins.benchmarks.gpu_check --results results/gpu)
 
 test: lint  ## lint and the whole test suite
 	@echo 'Running the tests ...'
