@@ -1,5 +1,6 @@
 """`--help` and `--version` are fast, and equal the output of the commands' parsers."""
 
+import json
 import os
 import resource
 import subprocess
@@ -31,6 +32,14 @@ def test_own_options_come_after_example_and_required_ones() -> None:
     parts = ["usage:", "Compare", "example:", "required:", "--path VERIFIER.pt  ", "comparison:", "--help-all"]
     assert sorted(parts, key=text.index) == parts
     assert "--trace-file" not in text and len(text.splitlines()) < 70
+
+
+def test_usage_names_arguments_without_an_option() -> None:
+    commands = json.loads(arguments.FILE.read_text(encoding="utf-8"))
+    for name, described in commands.items():
+        usage = help_texts.text_file(*name.split()[:1], name.split()[1:]).read_text(encoding="utf-8").splitlines()[0]
+        for argument in described["arguments"]:
+            assert argument["names"][0].startswith("--") or argument["metavar"] in usage, name
 
 
 def test_help_all_shows_all_options(capsys: pytest.CaptureFixture[str]) -> None:

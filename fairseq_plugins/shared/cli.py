@@ -74,8 +74,9 @@ class CommandParser(argparse.ArgumentParser):
 
     def _format_groups(self, groups: Sequence[argparse._ArgumentGroup]) -> str:
         needed = self._required + [action for action in self._actions if action.required]
+        optional = [action for action in self._actions if not (action.option_strings or action.required)]
         formatter = argparse.RawDescriptionHelpFormatter(self.prog, width=110)
-        formatter.add_usage(None, needed, [])
+        formatter.add_usage(None, [*needed, *([] if self.extends_fairseq else optional)], [])
         formatter.add_text(self.description)
         formatter.start_section("example")
         formatter.add_text(self._example)
