@@ -68,8 +68,6 @@ public:
 private:
     friend class Worker;
 
-    void profile(int64_t sentences, int64_t width, Costs& costs);
-
     std::shared_ptr<const Transformer> model;
     Decoder verifier;
     const OutputHead head;

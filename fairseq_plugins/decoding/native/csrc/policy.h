@@ -5,7 +5,7 @@
 //
 // The sums run over verified tokens. reach: share of the drafts that have this token. survival: probability that it and
 // all tokens before it are accepted. row: seconds of a row at its position. A token is verified if its survival is at
-// least rate * row. Costs are measured on the real weights (greedy_search.cpp), plus a small overhead for drafting
+// least rate * row. Costs are measured on the real weights (costs.cpp), plus a small overhead for drafting
 // (policy.cpp). Survival is initialised from the drafter's checkpoint and updated by the results of verification. Equal
 // costs and counts give equal decisions.
 

@@ -34,9 +34,7 @@ void Worker::admit(const std::vector<int64_t>& sentences, int64_t batch_size) {
     std::vector<int64_t> drafted;
     for (const int64_t b : sentences) {
         bool is_drafted = search.drafter && search.drafter->can_draft(batch, b);
-        if (profiled_width) {
-            is_drafted = *profiled_width > 0;
-        } else if (is_drafted && search.policy) {
+        if (is_drafted && search.policy) {
             is_drafted = search.policy->should_draft(batch_size, batch.sources.length(b));
         }
         batch.is_drafted[b] = is_drafted;
@@ -54,7 +52,7 @@ void Worker::admit(const std::vector<int64_t>& sentences, int64_t batch_size) {
 }
 
 void Worker::iterate() {
-    if (search.policy && search.drafter && !profiled_width) {
+    if (search.policy && search.drafter) {
         const Timer timer(seconds[PREPARE]);
         start_late();
     }
@@ -87,7 +85,7 @@ void Worker::iterate() {
     work.active.erase(std::remove_if(work.active.begin(), work.active.end(), has_ended), work.active.end());
     const bool is_new = search.policy && search.policy->is_new();
     const bool is_due = ++iterations % LEARN_AFTER == 0 || work.active.empty() || is_new;
-    if (!profiled_width && is_due) learn();
+    if (is_due) learn();
 }
 
 void Worker::drop(int64_t sentence) {
@@ -145,14 +143,14 @@ void Worker::draft() {
     drafts.survival_counts = nullptr;
     drafts.verified = nullptr;
     if (search.policy && drafted > 0) {
-        plan = profiled_width ? Plan{*profiled_width, 1, 0, nullptr} : search.policy->plan(sentences);
+        plan = search.policy->plan(sentences);
         // A drafter that misses an iteration of a sentence has to start it again. Sentences that explore, alone or
         // among others without drafts, keep drafting.
         if (!plan.is_faster() && drafted == sentences && sentences > 1) {
             for (const int64_t b : work.active) batch.is_drafted[b] = 0;
             drafted = 0;
         }
-        width = profiled_width ? plan.width : std::min(width, plan.width);
+        width = std::min(width, plan.width);
         drafts.survival_counts = &counts;
         drafts.verified = plan.verified.get();
     }
@@ -164,7 +162,7 @@ void Worker::draft() {
         max_counts.push_back(batch.is_drafted[b] || has_prefix ? batch.remaining(b) : 0);
     }
     // Jacobi decoding drafts past EOS: the predictions there are its next draft if EOS is rejected.
-    const bool ends_at_eos = !profiled_width && !(search.drafter && search.drafter->reads_all_predictions());
+    const bool ends_at_eos = !search.drafter || !search.drafter->reads_all_predictions();
     drafts.begin(std::max(drafted > 0 ? width : 0, longest_prefix), std::move(max_counts),
                  ends_at_eos ? batch.limits.eos : -1);
     if (longest_prefix > 0) draft_prefix();
@@ -176,7 +174,6 @@ void Worker::draft() {
         for (int64_t t = 0; t < allowed; ++t) counts.drafts[t] += 1;
     }
     search.drafter->draft(work);
-    if (profiled_width) drafts.fill(batch.limits.pad);
 }
 
 // Drafts the prefix (--prefix-size). The first iteration of a sentence drafts nothing else, even if its prefix is
@@ -292,9 +289,7 @@ bool Worker::emit_accepted(size_t index, int64_t rows, float* row) {
         const int64_t t = work.emitted[index], position = batch.lengths[b] + t;
         BestToken next;
         const bool is_drafted = t < work.drafts.count(index);
-        if (profiled_width && 2 * t < work.drafts.count(index)) {
-            next = {work.drafts.token(index, t), best_token(row, batch.limits, b, position).log_prob};
-        } else if (search.acceptance && is_drafted) {
+        if (search.acceptance && is_drafted) {
             to_log_probs(row, batch.limits, b, position);
             const int64_t drafted = work.drafts.token(index, t), forced = batch.limits.forced(b, position);
             // A forced token may have the score -inf, which argmax would not find.
@@ -317,7 +312,7 @@ bool Worker::emit(size_t index, int64_t token, float log_prob) {
     refuse_nan(log_prob);
     batch.tokens[column] = token;
     batch.log_probs[column] = log_prob;
-    batch.finished[b] = token == batch.limits.eos && !profiled_width;
+    batch.finished[b] = token == batch.limits.eos;
     const bool was_drafted = t < work.drafts.count(index) && work.drafts.token(index, t) == token;
     work.accepted[index] += was_drafted;
     return was_drafted && !batch.finished[b];

@@ -2,7 +2,6 @@
 
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "greedy_search.h"
@@ -25,7 +24,6 @@ public:
     std::vector<int64_t>& active() { return work.active; }
 
     StageSeconds seconds{};
-    std::optional<int64_t> profiled_width;  // set while costs are measured: tokens of each draft; half are accepted
 
 private:
     void draft();

@@ -1,0 +1,127 @@
+#include "costs.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "worker.h"
+
+namespace spec_dec {
+namespace {
+
+// Lets another drafter draft, and fills its drafts to the full width.
+class FullDrafter final : public Drafter {
+public:
+    FullDrafter(std::shared_ptr<Drafter> drafter, int64_t width) : drafter(std::move(drafter)), width(width) {}
+
+    int64_t max_width(const Batch&) const override { return width; }
+    void begin_batch(const Batch& batch) override { drafter->begin_batch(batch); }
+    void begin(const Batch& batch, const std::vector<int64_t>& sentences) override { drafter->begin(batch, sentences); }
+    void draft(Work& work) override {
+        drafter->draft(work);
+        work.drafts.fill(0);
+    }
+    void observe(const Work& work) override { drafter->observe(work); }
+    std::vector<int> layers_read() const override { return drafter->layers_read(); }
+    bool reads_all_predictions() const override { return drafter->reads_all_predictions(); }
+
+private:
+    const std::shared_ptr<Drafter> drafter;
+    const int64_t width;
+};
+
+// Accepts the first half of a draft.
+Acceptance accept_half(int64_t width) {
+    return {[width](const float*, int64_t, int64_t offset, int64_t, int64_t) { return 2 * offset < width; }};
+}
+
+// Adds a measurement. Of several for the same size the minimum is kept.
+void add_cost(CostTable& table, double size, double seconds) {
+    double& minimum = table.try_emplace(size, seconds).first->second;
+    minimum = std::min(minimum, seconds);
+}
+
+// Returns a batch of synthetic sources whose outputs do not end.
+Batch synthetic_batch(const Transformer& model, int64_t sentences, int64_t source_length, int64_t max_len) {
+    Batch batch;
+    batch.limits.vocabulary = model.projection->outputs;
+    batch.limits.pad = 1;
+    batch.limits.eos = -1;
+    batch.limits.max_len = max_len;
+    SentenceLimits limits;
+    limits.min_len = limits.max_len = max_len;
+    batch.limits.of_sentences.assign(sentences, limits);
+    for (int64_t b = 0; b <= sentences; ++b) batch.sources.begins.push_back(b * source_length);
+    batch.sources.lengths.assign(sentences, batch.sources.longest = source_length);
+    const int64_t rows = sentences * source_length, dim = model.layers[0].cross_key_value->inputs;
+    // Ids of the special symbols, which every dictionary has.
+    for (int64_t row = 0; row < rows; ++row) batch.sources.tokens.push_back(row % 4);
+    for (auto* values : {&batch.sources.encoded, &batch.sources.embedding}) {
+        values->resize(rows * dim);
+        for (int64_t i = 0; i < rows * dim; ++i) (*values)[i] = static_cast<float>(i * 7919 % 101) / 101 - 0.5f;
+    }
+    return batch;
+}
+
+// Measures the first iterations of a search. drafted: tokens of each draft, 0 without a drafter.
+void measure(GreedySearch& search, const Transformer& model, int64_t sentences, int64_t drafted, Costs& costs) {
+    constexpr int64_t SOURCE_LENGTH = 24, MAX_ITERATIONS = 4;
+    constexpr double MAX_SECONDS = 0.0015;
+    Batch batch = synthetic_batch(model, sentences, SOURCE_LENGTH, SOURCE_LENGTH + MAX_ITERATIONS * (drafted + 1));
+    search.begin(batch);
+    Worker worker(search, batch);
+    std::vector<int64_t> all(sentences);
+    std::iota(all.begin(), all.end(), 0);
+    worker.admit(all, sentences);
+    if (drafted > 0) costs.prepare = std::min(costs.prepare, worker.seconds[PREPARE] / (sentences * SOURCE_LENGTH));
+    double spent = 0;
+    for (int64_t i = 0; i < MAX_ITERATIONS && spent < MAX_SECONDS; ++i) {
+        StageSeconds& spent_on = worker.seconds;
+        spent_on.fill(0);
+        worker.iterate();
+        const double drafting = spent_on[DRAFT] + spent_on[OBSERVE], verifying = spent_on[VERIFY] + spent_on[ACCEPT];
+        spent += drafting + verifying;
+        if (drafted == 0) {
+            add_cost(costs.step, sentences, verifying);
+        } else {
+            add_cost(costs.draft, sentences * drafted, drafting);
+        }
+        if (drafted > 0 || sentences == 1) add_cost(costs.verify, sentences * (1 + drafted), verifying);
+    }
+}
+
+}  // namespace
+
+Costs measure_costs(std::shared_ptr<const Transformer> model, const OutputHead& head, std::shared_ptr<Drafter> drafter,
+                    int64_t width) {
+    Costs costs;
+    costs.prepare = HUGE_VAL;
+    const auto without_drafts = [&](int64_t sentences) {
+        GreedySearch search(model, head, nullptr, nullptr, nullptr);
+        measure(search, *model, sentences, 0, costs);
+    };
+    const auto with_drafts = [&](int64_t sentences, int64_t drafted) {
+        GreedySearch search(model, head, std::make_shared<FullDrafter>(drafter, drafted),
+                            std::make_shared<Acceptance>(accept_half(drafted)),
+                            std::make_shared<Policy>(drafted, /*always_drafts=*/true));
+        measure(search, *model, sentences, drafted, costs);
+    };
+    // Several rounds: other programs may take the processor for some milliseconds.
+    for (int round = 0; round < 3; ++round) {
+        for (const int64_t sentences : {1, 4, 16}) without_drafts(sentences);
+        for (const int64_t tokens : {1, 3, 7, 15, 31}) {
+            if (tokens <= width) with_drafts(1, tokens);
+        }
+        with_drafts(4, std::min<int64_t>(width, 7));
+    }
+    // Make costs monotonic: noise must not make a larger call cheaper.
+    for (CostTable* table : {&costs.step, &costs.draft, &costs.verify}) {
+        double minimum = HUGE_VAL;
+        for (auto point = table->rbegin(); point != table->rend(); ++point) {
+            point->second = minimum = std::min(minimum, point->second);
+        }
+    }
+    return costs;
+}
+
+}  // namespace spec_dec
