@@ -1,5 +1,6 @@
 """Configuration errors, printed as one line on stderr instead of a traceback."""
 
+import ast
 import errno
 import os
 import re
@@ -26,31 +27,33 @@ def on_command_line(option: str, value: Any) -> str:
 
 
 # Options whose argument in Python has another name, and flags that are the value of one.
-_ARGUMENTS = {"--path": "verifier", "--drafter-path": "drafter", "--nbest": "num_hypotheses"}
+ARGUMENTS = {"--path": "verifier", "--drafter-path": "drafter", "--nbest": "num_hypotheses"}
 _FLAGS = {"--cpu": ("device", "cpu"), "--fp16": ("precision", "fp16"), "--bf16": ("precision", "bf16")}
 
 
 def in_python(option: str, value: Any) -> str:
     """Write an option as an argument in Python: `block_size=3`, `decoder="gad"`; `drafts=` without a value."""
-    name, value = _FLAGS.get(option, (_ARGUMENTS.get(option, option[2:].replace("-", "_")), value))
-    is_text = isinstance(value, (str, os.PathLike))
-    is_bare = not is_text or str(value).isupper() or str(value).replace(".", "", 1).isdigit()
-    return f"{name}=" + ("" if value is None else str(value) if is_bare else f'"{value}"')
+    name, value = _FLAGS.get(option, (ARGUMENTS.get(option, option[2:].replace("-", "_")), value))
+    if value is None:
+        return f"{name}="
+    return f"{name}=" + (f'"{value}"' if isinstance(value, (str, os.PathLike)) else f"{value!r:.200}")
 
 
-def as_command(options: Collection[str]) -> Spelling:
-    """Return the spelling of a command that names options as Python does, and the others with `--set`.
+def as_command(options: Collection[str], settable: Collection[str]) -> Spelling:
+    """Return the spelling of a command that names options as Python does.
 
     Args:
         options: names of the command's own options, with underscores.
+        settable: names of those that it takes as `--set NAME=VALUE`.
     """
 
     def spell(option: str, value: Any) -> str:
         name = in_python(option, None).removesuffix("=")
         name = "nbest" if name == "num_hypotheses" else name
         if name not in options:
-            return f"--set {name}" + ("" if value is None else f"={value}")
-        return on_command_line(f"--{name.replace('_', '-')}", _FLAGS.get(option, (name, value))[1])
+            given = f"--set {name}" + ("" if value is None else f"={value}")
+            return given if name in settable else on_command_line(option, value)
+        return on_command_line(flag(name), _FLAGS.get(option, (name, value))[1])
 
     return spell
 
@@ -114,8 +117,29 @@ def _with_options(text: str, spelling: Spelling) -> str:
     for other in others:
         option, _, rest = other.partition("}")
         name, _, value = option.partition(" ")
-        first += spelling(f"--{name}", value or None) + rest
+        first += spelling(f"--{name}", _literal(value) if value else None) + rest
     return first
+
+
+def _literal(text: str) -> Any:
+    """Return the number or True that a text is, else the text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def unknown_value(option: str, value: Any, known: Iterable[str]) -> ConfigurationError:
+    """Return the error of a value that is not among those known."""
+    names = [*known]
+    return ConfigurationError(
+        option, value, "no such value", did_you_mean(str(value), names) or f"choose from {', '.join(names)}"
+    )
+
+
+def flag(name: str) -> str:
+    """Return the option of a field or an argument."""
+    return "--" + name.replace("_", "-")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -123,7 +147,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches
 
     nearest = get_close_matches(name, sorted(known), n=2, cutoff=0.7)
-    return f"did you mean {' or '.join(nearest)}?" if nearest else ""
+    shown = [f"{{{name}}}" if name.startswith("--") else name for name in nearest]
+    return f"did you mean {' or '.join(shown)}?" if nearest else ""
 
 
 CHECKPOINTS = ("verifier.pt", "checkpoint_best.pt", "checkpoint_last.pt")

@@ -1,4 +1,4 @@
-"""Expect errors by the option that they are about."""
+"""Expect errors by what they are about."""
 
 import re
 from collections.abc import Iterator
@@ -10,16 +10,19 @@ from fairseq_plugins.errors import ConfigurationError, on_command_line
 
 
 @contextmanager
-def error_about(option: object, words: str = "") -> Iterator[None]:
-    """Expect a ConfigurationError inside.
-
-    Args:
-        option: the error's option, or for an error without one its value.
-        words: regular expression, found in the problem and the remedy, with options as on the command line.
-    """
+def refused(words: str) -> Iterator[None]:
+    """Expect a ConfigurationError inside, in whose line on the command line this regular expression is found."""
     with pytest.raises(ConfigurationError) as caught:
+        yield
+    line = caught.value.spelled(on_command_line)
+    assert re.search(words, line), line
+
+
+@contextmanager
+def error_about(option: object, words: str = "") -> Iterator[None]:
+    """Expect a ConfigurationError about an option, or without one about a file, as `refused`."""
+    with refused(words), pytest.raises(ConfigurationError) as caught:
         yield
     error = caught.value
     assert option == (error.value if error.option is None else error.option), error
-    line = ConfigurationError(None, None, error.problem, error.remedy).spelled(on_command_line)
-    assert re.search(words, line), line
+    raise error

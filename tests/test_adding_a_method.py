@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.decoding.reference.engine import Engine
-from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.options import _DecodingOptions
 from tests.conftest import Corpus
+from tests.errors import error_about
 from tests.strategies import SEARCHES, SOURCES, TRANSFORMERS, UNSHRUNK, example_count
 from tests.support import (
     REPOSITORY,
@@ -123,9 +123,9 @@ def test_method_of_the_page_is_in_help_and_tables(echo: MethodSpec) -> None:
     assert "echo" in echo.reasons and echo.table_rows == {"echo": {}}
     methods.check_options(config(decoding_method="echo", echo_width=6))
     assert methods.chosen(config(decoding_method="echo", echo_width=6)) == (echo, echo.options(echo_width=6))
-    with pytest.raises(ConfigurationError, match="--echo-width 0: give at least 1"):
+    with error_about("--echo-width", "give at least 1"):
         methods.check_options(config(decoding_method="echo", echo_width=0))
-    with pytest.raises(ConfigurationError, match="--echo-width 3: is for --decoder echo, not gad"):
+    with error_about("--echo-width", "is for --decoder echo, not gad"):
         methods.check_options(config(decoding_method="gad", echo_width=3))
 
 

@@ -69,8 +69,10 @@ class BatchDecoder:
         source = self._text.source(tokens)
         if len(source) > self.max_source_tokens:
             raise ConfigurationError(
-                f"{name}: has {len(source)} tokens, and the model reads at most {self.max_source_tokens}; split it, or "
-                'leave it out with on_error="skip"'
+                name,
+                None,
+                f"has {len(source)} tokens, and the model reads at most {self.max_source_tokens}",
+                "split it, or leave it out with {--on-error skip}",
             )
         return source
 
@@ -171,7 +173,9 @@ class BatchDecoder:
         blank = [number for number, source in given.items() if len(source) == 1]
         if constraints is not None and any(constraints[number] for number in blank):
             number = next(number for number in blank if constraints[number])
-            raise ConfigurationError(f"constraints[{number}]: the text is blank, so its translation is; give None")
+            raise ConfigurationError(
+                f"constraints[{number}]", None, "the text is blank, so its translation is", "give None"
+            )
         translations = {number: self._blank() for number in blank}
         for translation in translations.values():
             statistics.add(translation)

@@ -24,7 +24,7 @@ def cut_texts(given: Any, argument: str, cut: Callable[[str], list[str]]) -> lis
     """
     if isinstance(given, str):
         raise ConfigurationError(
-            f"{argument}: are one string, and the text is a list; give a list, with None for a sentence without"
+            argument, None, "are one string, and the text is a list", "give a list, with None for a sentence without"
         )
     if isinstance(given, bytes) or not isinstance(given, Iterable):
         raise TypeError(f"{argument}: is {type(given).__name__}; give a string, several, or None for each sentence")
@@ -35,8 +35,11 @@ def cut_texts(given: Any, argument: str, cut: Callable[[str], list[str]]) -> lis
 def check_drafts(drafts: Sequence[Any], sentences: int, decoder: str) -> None:
     """Raise ConfigurationError if the decoder takes no drafts, or if there are more or fewer than sentences."""
     if decoder != "reuse":
-        raise ConfigurationError(f'drafts: are not for decoder {decoder}; load with decoder="reuse"')
+        raise ConfigurationError("--drafts", None, f"are not for decoder {decoder}", "load with {--decoder reuse}")
     if len(drafts) != sentences:
         raise ConfigurationError(
-            f"drafts: are for {len(drafts)} sentences, and the text has {sentences}; give one for each, or None"
+            "--drafts",
+            None,
+            f"are for {len(drafts)} sentences, and the text has {sentences}",
+            "give one for each, or None",
         )

@@ -67,27 +67,29 @@ def find_files(
     home = None if folder is None else Path(folder)
     if home is not None and home.is_file():
         raise ConfigurationError(
-            f'folder {home}: is a file; give its folder {home.parent}, or verifier="{home}" with the data= of its '
-            "dictionaries"
+            "folder",
+            home,
+            "is a file",
+            f"give its folder {home.parent}, or {{--path {home}}} with the {{--data}} of its dictionaries",
         )
     if home is not None and not home.is_dir():
-        raise ConfigurationError(f"folder {missing_folder(home, 'one with verifier.pt and dictionaries')}")
+        raise missing_folder("folder", home, "one with verifier.pt and dictionaries")
     if home is not None and verifier is None and is_hugging_face(home):
         home = converted(home)
     if verifier is None:
         if home is None:
-            raise ConfigurationError("no model is named; give a folder, or verifier= and data=")
+            raise ConfigurationError(None, None, "no model is named", "give a folder, or {--path} and {--data}")
         known = (home / name for name in (["blockwise.pt"] if heads else CHECKPOINTS))
         checkpoints = [file for file in known if file.is_file()]
         if not checkpoints:
             name = "blockwise.pt" if heads else CHECKPOINTS[0]
-            raise ConfigurationError(f"{home / name}: no such file; give verifier=, or a folder that has it")
+            raise ConfigurationError(None, home / name, "no such file", "give {--path}, or a folder that has it")
         verifier = checkpoints[0]
     if drafter is None and home is not None and (home / "drafter.pt").is_file():
         drafter = home / "drafter.pt"
     where = data if data is not None else home
     if where is None:
-        raise ConfigurationError("data= is missing; give the folder of the dictionaries, dict.LANGUAGE.txt")
+        raise ConfigurationError("--data", None, "is missing", "give the folder of the dictionaries, dict.LANGUAGE.txt")
     settings = Settings.read(Path(where))
     options = dict(settings.options)
     saved = options.pop("source_lang", None), options.pop("target_lang", None)
@@ -101,11 +103,11 @@ def find_files(
     else:
         source, target = named = find_languages(Path(where), languages)
     found = find_subwords(Path(where), subwords)
-    for argument, paths in (("verifier", str(verifier)), ("drafter", str(drafter))):
+    for option, paths in (("--path", str(verifier)), ("--drafter-path", str(drafter))):
         for path in paths.split(":"):
             if path.endswith(".safetensors"):
                 raise ConfigurationError(
-                    f"{argument} {path}: is in Hugging Face's format; convert it with spec-dec-convert FOLDER OUT"
+                    option, path, "is in Hugging Face's format", "convert it with spec-dec-convert FOLDER OUT"
                 )
     return ModelFiles(
         verifier=str(verifier),
@@ -139,10 +141,12 @@ def find_subwords(folder: Path, given: str | Path | None = None) -> Path | None:
         for name in GPT2_FILES:
             if not (pair / name).is_file():
                 raise ConfigurationError(
-                    f"subwords {found}: {pair} has no {name}; GPT-2's subwords are {' and '.join(GPT2_FILES)} in a "
-                    "folder"
+                    "--subwords",
+                    found,
+                    f"{pair} has no {name}",
+                    f"GPT-2's subwords are {' and '.join(GPT2_FILES)} in a folder",
                 )
         return pair
     if not found.is_file():
-        raise ConfigurationError(f"subwords {found}: no such file; give a sentencepiece model or subword-nmt codes")
+        raise ConfigurationError("--subwords", found, "no such file", "give a sentencepiece model or subword-nmt codes")
     return found

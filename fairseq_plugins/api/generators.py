@@ -90,11 +90,13 @@ class Generators:
                 samples, num_hypotheses, batch_size, {**self._defaults, **given}, drawing, seed, aligned, None
             )
         if not self.searches_beams and beam not in (None, 1):
-            raise ConfigurationError(f'beam={beam}: {self._spec.name} keeps one hypothesis; use decoder="fast-beam"')
+            raise ConfigurationError(
+                "--beam", beam, f"{self._spec.name} keeps one hypothesis", "use {--decoder fast-beam}"
+            )
         size = 1 if not self.searches_beams else _DEFAULT_BEAM if beam is None else beam
         if num_hypotheses > size:
             remedy = "raise beam=" if self.searches_beams else 'use decoder="fast-beam"'
-            raise ConfigurationError(f"num_hypotheses={num_hypotheses}: {self._spec.name} keeps {size}; {remedy}")
+            raise ConfigurationError("--nbest", num_hypotheses, f"{self._spec.name} keeps {size}", remedy)
         return Search(
             size, num_hypotheses, batch_size, {**self._defaults, **given}, drawing, seed, aligned, constraints
         )
@@ -103,10 +105,12 @@ class Generators:
         """Return the order of a call's constraints; raise ConfigurationError where none are possible."""
         if not is_constrained:
             if order is not None:
-                raise ConfigurationError(f'constraint_order="{order}": is for constraints=, which are not given')
+                raise ConfigurationError("--constraint-order", order, "is for {--constraints}, which are not given")
             return None
         if not self.searches_beams:
-            raise ConfigurationError(f'constraints: {self._spec.name} keeps one hypothesis; use decoder="fast-beam"')
+            raise ConfigurationError(
+                "--constraints", None, f"{self._spec.name} keeps one hypothesis", "use {--decoder fast-beam}"
+            )
         generation = self._session.cfg.generation
         others = {
             "sampling": samples,
@@ -116,7 +120,9 @@ class Generators:
         }
         for name, is_set in others.items():
             if is_set:
-                raise ConfigurationError(f"constraints: are not for {name}, which is another search; leave one out")
+                raise ConfigurationError(
+                    "--constraints", None, f"are not for {name}, which is another search", "leave one out"
+                )
         return order or "ordered"
 
     def take(self, search: Search) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeVar
 
 from fairseq_plugins.data.sentences import has_line_breaks
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, flag
 
 OnError = Literal["raise", "skip"]
 Split = Literal["sentences"]
@@ -71,8 +71,10 @@ def check_characters(text: str, argument: str) -> None:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ConfigurationError(
-                f"{argument}: has {text[error.start]!a} at {error.start}, which is half of a character; decode its "
-                'bytes with errors="replace"'
+                argument,
+                None,
+                f"has {text[error.start]!a} at {error.start}, which is half of a character",
+                'decode its bytes with errors="replace"',
             ) from error
 
 
@@ -80,7 +82,7 @@ def check_choice(value: Any, argument: str, *choices: Any) -> None:
     """Raise ConfigurationError for a value that is not among the choices."""
     if value not in choices:
         known = " or ".join(f'"{choice}"' if isinstance(choice, str) else repr(choice) for choice in choices)
-        raise ConfigurationError(f"{argument}={value!r}: give {known}")
+        raise ConfigurationError(flag(argument), value, f"give {known}")
 
 
 def warn_of_lines(text: str, argument: str) -> None:

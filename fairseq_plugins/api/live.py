@@ -22,7 +22,9 @@ class Session:
 
     def __init__(self, model: "Model") -> None:
         if model.decoder != "reuse":
-            raise ConfigurationError(f'session: is not for decoder {model.decoder}; load with decoder="reuse"')
+            raise ConfigurationError(
+                "session", None, f"is not for decoder {model.decoder}", "load with {--decoder reuse}"
+            )
         self._model = model
         self.translation: str | None = None
 

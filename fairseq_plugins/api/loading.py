@@ -28,7 +28,7 @@ from fairseq_plugins.api.other_tasks import task_configuration
 from fairseq_plugins.api.spelling import python_errors
 from fairseq_plugins.api.text_tools import check_text_tools, set_text_tools
 from fairseq_plugins.decoding import methods
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, unknown_value
 from fairseq_plugins.process.output import quiet_fairseq
 from fairseq_plugins.shared.parsing import check_paths
 from fairseq_plugins.shared.session import Session
@@ -139,9 +139,9 @@ def _load(
         check_arguments(arguments, LoadArguments)
         check_names(options, LOAD, _fitting(decoder), of_task)
         if decoder is not None and decoder not in methods.DECODERS:
-            raise ConfigurationError(f"decoder {decoder!r}: choose from {', '.join(methods.DECODERS)}")
+            raise unknown_value("--decoder", decoder, methods.DECODERS)
         if precision not in ("fp32", "fp16", "bf16"):
-            raise ConfigurationError(f"precision {precision!r}: choose from fp32, fp16, bf16")
+            raise unknown_value("--precision", precision, ("fp32", "fp16", "bf16"))
         has_heads = decoder is not None and methods.find(decoder).name == "blockwise"
         is_own = task == "spec_dec"
         files = find_files(folder, verifier, drafter, data, (source_lang, target_lang), subwords, has_heads, is_own)
@@ -151,7 +151,7 @@ def _load(
         if "int8" not in options and (on_gpu or precision != "fp32" or name == "beam"):
             values.pop("int8", None)  # of a folder in int8, whose weights everything else reads in fp32
         if is_own and task_options:
-            raise ConfigurationError(f"task_options={dict(task_options)}: are for another task; give task=, too")
+            raise ConfigurationError("--task-options", dict(task_options), "are for another task", "give {--task}, too")
         if is_own:
             cfg = configuration(files, name, precision, values)
         else:
@@ -231,10 +231,10 @@ def _device(cfg: DictConfig, device: str | None) -> int | None:
     try:
         found = torch.device(device)
     except RuntimeError as error:
-        raise ConfigurationError(f"device {device!r}: choose cpu, cuda or cuda:N") from error
+        raise ConfigurationError("--device", device, "choose cpu, cuda or cuda:N") from error
     if found.type == "cpu":
         cfg.common.cpu = True
     elif found.type != "cuda" or (found.index or 0) >= torch.cuda.device_count():
-        raise ConfigurationError(f"device {device!r}: there are {torch.cuda.device_count()} GPUs; use cpu")
+        raise ConfigurationError("--device", device, f"there are {torch.cuda.device_count()} GPUs", "use cpu")
     index: int | None = found.index
     return index

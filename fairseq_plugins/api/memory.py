@@ -80,7 +80,9 @@ class Memory:
             raise TypeError("sources, targets: give a list of each, of as many strings")
         whole_texts_of(sources, "sources"), whole_texts_of(targets, "targets")
         if len(sources) != len(targets):
-            raise ConfigurationError(f"targets: are {len(targets)}, and sources {len(sources)}; give one for each")
+            raise ConfigurationError(
+                "--targets", None, f"are {len(targets)}, and sources {len(sources)}", "give one for each"
+            )
         pairs = dict(zip(sources, targets, strict=True))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +131,9 @@ class Memory:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise ConfigurationError(f"memory {self.path}: cannot be read ({error.strerror}); give a folder") from error
+            raise ConfigurationError(
+                "--memory", self.path, f"cannot be read ({error.strerror})", "give a folder"
+            ) from error
 
     def _read(self, file: IO[bytes]) -> bytes:
         """Read the whole lines added since the last call; return the bytes after them."""
@@ -140,7 +144,7 @@ class Memory:
         for line in lines:
             pair = _pair(line)
             if pair is None:
-                raise ConfigurationError(f"memory {self.path}: line {self._lines + 1} is no output; remove it")
+                raise ConfigurationError("--memory", self.path, f"line {self._lines + 1} is no output", "remove it")
             source, target = pair
             if source not in self._targets:
                 self._sources.append(source)

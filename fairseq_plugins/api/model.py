@@ -190,13 +190,17 @@ class Model(BatchDecoder):
         check_choice(on_error, "on_error", "raise", "skip")
         if search.num_hypotheses > 1 and not return_scores:
             raise ConfigurationError(
-                f"num_hypotheses={search.num_hypotheses}: a string is one; add return_scores=True, which gives "
-                "alternatives"
+                "--nbest",
+                search.num_hypotheses,
+                "a string is one",
+                "add {--return-scores True}, which gives alternatives",
             )
         others = {"return_scores": return_scores or None, "drafts": drafts, "constraints": constraints}
         other = next((name for name, value in others.items() if value is not None), None)
         if split is not None and other is not None:
-            raise ConfigurationError(f'split="{split}": sentences have no {other} of their own; leave one of them out')
+            raise ConfigurationError(
+                "--split", split, f"sentences have no {other} of their own", "leave one of them out"
+            )
         self._thread.statistics = CallStatistics()
         texts, is_one = texts_of(text), isinstance(text, str)
         names = ["text"] if is_one else [f"text[{number}]" for number in range(len(texts))]
@@ -327,8 +331,10 @@ class Model(BatchDecoder):
     def _check_streams(self) -> None:
         if self._generators.searches_beams:
             raise ConfigurationError(
-                f"decoder {self.decoder}: searches with several hypotheses, of which none grows by itself; use "
-                "another decoder"
+                "--decoder",
+                self.decoder,
+                "searches with several hypotheses, of which none grows by itself",
+                "use another decoder",
             )
 
     def _stream(

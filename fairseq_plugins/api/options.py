@@ -1,5 +1,6 @@
 """Options of `load`, `wrap` and calls: names, types, and errors for names that do not exist."""
 
+from argparse import ArgumentParser
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -10,7 +11,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_plugins.decoding.search_numbers import Count, Factor, Length, Penalty, Power, check_values
-from fairseq_plugins.errors import ConfigurationError, did_you_mean
+from fairseq_plugins.errors import ConfigurationError, Spelling, as_command, did_you_mean, flag, in_python
 
 
 class SearchOptions(TypedDict, total=False):
@@ -125,11 +126,6 @@ def names(options: type) -> set[str]:
     return set(options.__annotations__)
 
 
-# Options of fairseq's commands whose argument in Python has another name or value.
-RENAMED = {"path": "verifier", "drafter_path": "drafter", "nbest": "num_hypotheses", "decoding_method": "decoder"}
-VALUES = {"cpu": 'device="cpu"', "fp16": 'precision="fp16"', "bf16": 'precision="bf16"'}
-
-
 class LoadArguments(TypedDict, total=False):
     """Arguments of `load` beside its options; paths are strings."""
 
@@ -169,6 +165,11 @@ WRAP = Place("wrap", names(WrapOptions), {"task", "decoder", "drafter"})
 CALL = Place("translate", names(CallOptions), {"text", "drafts", "constraints", "return_scores"})
 
 
+def spelling_of(parser: ArgumentParser) -> Spelling:
+    """Return how a command spells options that has its own for the arguments of `load` and `--set` for the others."""
+    return as_command({action.dest for action in parser._actions}, LOAD.known)
+
+
 def check_names(given: Collection[str], place: Place, fitting: Collection[str] = (), others: str = "") -> None:
     """Raise ConfigurationError for an option that does not exist, or belongs elsewhere; it names the nearest one.
 
@@ -180,13 +181,14 @@ def check_names(given: Collection[str], place: Place, fitting: Collection[str] =
     """
     for name in given:
         if name not in place.known:
-            raise ConfigurationError(f"{name}: {_advice(name, place, fitting or place.known, others)}")
+            raise ConfigurationError(name, None, _advice(name, place, fitting or place.known, others))
 
 
 def _advice(name: str, place: Place, fitting: Collection[str], others: str) -> str:
     own = {*place.known, *place.arguments}
-    if name in RENAMED or name in VALUES:
-        return f"no such option; in Python it is {VALUES.get(name) or RENAMED[name] + '='}"
+    option = "--decoder" if name == "decoding_method" else flag(name)
+    if in_python(option, None) != f"{name}=":
+        return f"no such option; in Python it is {{{option}}}"
     for other in (LOAD, CALL):
         if name in {*other.known, *other.arguments} - own:
             remedy = "give it to load" if other is LOAD else f"give it to each call: model.translate(text, {name}=...)"
@@ -206,7 +208,7 @@ def check_arguments(given: Mapping[str, Any], kind: Any) -> dict[str, Any]:
     plain = {
         name: str(value) if isinstance(value, (PurePath, torch.device)) else value for name, value in given.items()
     }
-    return check_values(plain, kind, lambda name, value: f"{name}={value!r:.60}")
+    return check_values(plain, kind)
 
 
 def set_option(cfg: DictConfig, name: str, value: Any) -> None:
@@ -215,4 +217,4 @@ def set_option(cfg: DictConfig, name: str, value: Any) -> None:
         cfg[name] = value
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
-        raise ConfigurationError(f"{name}={value!r}: is not a value of this option ({reason})") from error
+        raise ConfigurationError(flag(name), value, f"is not a value of this option ({reason})") from error

@@ -1,15 +1,14 @@
 """The configuration of `load` with another task than spec_dec: what a command line of fairseq-generate makes of it."""
 
-import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from fairseq.tasks import TASK_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_plugins.api.files import ModelFiles
-from fairseq_plugins.api.spelling import in_python
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, flag, unknown_value
+from fairseq_plugins.shared.cli import NO_SUCH_OPTION, advised
 from fairseq_plugins.shared.parsing import as_config, generation_parser, parse_arguments
 from fairseq_plugins.tasks.beside import add_decoder
 
@@ -31,7 +30,7 @@ def task_configuration(
         ConfigurationError: for an unknown task or option.
     """
     if task not in TASK_REGISTRY:
-        raise ConfigurationError(f"task {task!r}: no such task; there are {', '.join(sorted(TASK_REGISTRY))}")
+        raise unknown_value("--task", task, sorted(TASK_REGISTRY))
     add_decoder(task)
     named = {
         "task": task,
@@ -46,20 +45,22 @@ def task_configuration(
     }
     arguments = [files.data]
     for name, value in named.items():
-        flag = "--" + name.replace("_", "-")
         if str(value).lower() == "true":
-            arguments.append(flag)
+            arguments.append(flag(name))
         elif value is not None and str(value).lower() != "false":
-            arguments += [flag, str(value)]
+            arguments += [flag(name), str(value)]
+    parser = generation_parser("load")
+
+    def refuse(message: str) -> NoReturn:
+        raise advised(message, parser)
+
+    parser.error = refuse  # type: ignore[method-assign]
     try:
-        cfg = as_config(parse_arguments(generation_parser("load"), arguments))
+        cfg = as_config(parse_arguments(parser, arguments))
     except ConfigurationError as error:
-        message = str(error).removesuffix(" (see load --help)")
-        if message.startswith("unrecognized arguments"):
-            given, _, advice = message.partition("; ")
-            unknown = ", ".join(re.findall(r"--([\w-]+)", given)).replace("-", "_")
-            advice = in_python(advice) if advice else "leave it out"
-            message = f"{unknown}: no option of the task {task} or of decoding; {advice}"
-        raise ConfigurationError(message) from None
+        if error.problem != NO_SUCH_OPTION:
+            raise
+        name, remedy = str(error.value)[2:].replace("-", "_"), error.remedy or "leave it out"
+        raise ConfigurationError(name, None, f"no option of the task {task} or of decoding", remedy) from None
     OmegaConf.set_struct(cfg, False)
     return cfg

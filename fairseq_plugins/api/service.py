@@ -56,9 +56,9 @@ class Service:
         self, model: "Model", threads: int | None = None, max_sentences: int = MAX_SENTENCES, max_beam: int = MAX_BEAM
     ) -> None:
         if max_sentences < 1:
-            raise ConfigurationError(f"max_sentences={max_sentences}: give at least 1")
+            raise ConfigurationError("--max-sentences", max_sentences, "give at least 1")
         if max_beam < 1:
-            raise ConfigurationError(f"max_beam={max_beam}: give at least 1")
+            raise ConfigurationError("--max-beam", max_beam, "give at least 1")
         self._model = model
         self._max_sentences, self._max_beam = max_sentences, max_beam
         self._numbers = itertools.count()
@@ -169,7 +169,7 @@ class Service:
         model = self._model
         search = model._generators.search(options)
         if search.beam > self._max_beam:
-            raise ConfigurationError(f"beam={search.beam}: this service has beams up to {self._max_beam}")
+            raise ConfigurationError("--beam", search.beam, f"this service has beams up to {self._max_beam}")
         if on_step is not None:
             model._check_streams()
         source, ids = model._encode(text, "text"), None

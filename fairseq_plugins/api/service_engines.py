@@ -58,9 +58,11 @@ class ContinuousEngine:
     def admit(self, job: Job) -> None:
         default = self._model._generators.search({})
         if job.search.drawing != default.drawing:
-            raise ConfigurationError("sampling, temperature: are not for single calls of a service; give them to load")
+            raise ConfigurationError(
+                "sampling, temperature", None, "are not for single calls of a service", "give them to load"
+            )
         if job.search.alignments:
-            raise ConfigurationError("alignments=True: is not for a service; use translate")
+            raise ConfigurationError("--alignments", None, "is not for a service", "use translate")
         with self._lock, python_errors():
             configure(self._generator, job.search)
             sample, limits, first_token = self._request(job.source, job.drafts)
@@ -70,7 +72,7 @@ class ContinuousEngine:
             self._batch.admit(job.number, sample, limits, job.search.beam, job.on_step is not None)
         except ValueError as error:
             self._jobs.pop(job.number, None)
-            raise ConfigurationError(f"{error}: shorten the sentence, or lower its limits") from error
+            raise ConfigurationError(None, None, str(error), "shorten the sentence, or lower its limits") from error
 
     def cancel(self, job: Job) -> None:
         self._jobs.pop(job.number, None)

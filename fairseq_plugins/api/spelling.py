@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from fairseq_plugins.decoding import methods
-from fairseq_plugins.errors import ConfigurationError, as_command, explain
+from fairseq_plugins.errors import ConfigurationError, explain
 
 # Options whose argument in Python has another name.
 _NAMES = {"path": "verifier", "drafter-path": "drafter", "nbest": "num_hypotheses"}
@@ -44,8 +44,6 @@ def on_command_line(error: ConfigurationError, options: Collection[str]) -> str:
         error: the API's error.
         options: names of the command's options, with underscores.
     """
-    if not error.is_text:
-        return error.spelled(as_command(options))
     if error.__cause__ is not None:
         message = explain(error.__cause__, error.__cause__.__traceback__) or str(error)
         for option, own in _OPTIONS.items():

@@ -35,7 +35,7 @@ def set_text_tools(cfg: DictConfig, files: ModelFiles, tokenizer: str | None) ->
         ConfigurationError: for another tokenizer, or a file that is no subword model.
     """
     if tokenizer not in (None, "moses", "none"):
-        raise ConfigurationError(f"tokenizer={tokenizer!r}: choose moses or none, or leave it out")
+        raise ConfigurationError("--tokenizer", tokenizer, "choose moses or none, or leave it out")
     escapes = splits_dashes = True
     if files.subwords is None:
         tokenizer = tokenizer or "none"
@@ -73,7 +73,7 @@ def check_text_tools(session: Session, subwords: str | None) -> None:
             bpe.encode("A dog.")
     except (Exception, SystemExit) as error:  # subword-nmt ends the process
         reason = " ".join(str(error).split())[:200]
-        raise ConfigurationError(f"subwords {subwords}: cannot be read ({reason}); copy the file again") from error
+        raise ConfigurationError("--subwords", subwords, f"cannot be read ({reason})", "copy the file again") from error
 
 
 @cache

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from fairseq_plugins.api.options import WRAP, WrapOptions, check_names, set_option
 from fairseq_plugins.api.spelling import python_errors
 from fairseq_plugins.decoding import methods
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import unknown_value
 from fairseq_plugins.tasks.decoding import DecodesWithDrafts, Decoding, check_options, with_args
 from fairseq_plugins.tasks.options import DecodingOptions
 
@@ -44,7 +44,7 @@ def wrap(task: Task, *, decoder: str, drafter: str | Path | None = None, **optio
             cannot run.
     """
     if decoder not in methods.DECODERS:
-        raise ConfigurationError(f"decoder {decoder!r}: choose from {', '.join(methods.DECODERS)}")
+        raise unknown_value("--decoder", decoder, methods.DECODERS)
     cfg = OmegaConf.structured(DecodingOptions(tensorboard_logdir=None, profile=False, bf16=False, seed=1))
     check_names(options, WRAP)
     for name, value in options.items():

@@ -80,7 +80,7 @@ class Bench:
         """The first `sentences` that the models can read, sorted by length; ConfigurationError without any."""
         order = self.session.usable(self.dataset)
         if not order:
-            raise ConfigurationError(f"--gen-subset {self.subset}: has no sentences; choose another")
+            raise ConfigurationError("--gen-subset", self.subset, "has no sentences", "choose another")
         first = set(sorted(order)[: self.sentences])
         return [number for number in order if number in first]
 
@@ -219,7 +219,9 @@ def read_references(file: str, sentences: int) -> dict[int, str]:
     lines = read_lines(file, "--reference")
     if len(lines) != sentences:
         raise ConfigurationError(
-            f"--reference {file}: {len(lines)} lines, but the decoded subset has {sentences}; "
-            "give the file that was binarised"
+            "--reference",
+            file,
+            f"{len(lines)} lines, but the decoded subset has {sentences}",
+            "give the file that was binarised",
         )
     return dict(enumerate(lines))

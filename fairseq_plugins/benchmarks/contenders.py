@@ -147,7 +147,7 @@ def choose(names: str | None, among: Sequence[Contender], usual: Sequence[Conten
     chosen = [contender.name for contender in usual] if names is None else [name.strip() for name in names.split(",")]
     for name in chosen:
         if name not in known:
-            raise ConfigurationError(f"--decoders {name}: no such row; choose from: {', '.join(known)}")
+            raise ConfigurationError("--decoders", name, "no such row", f"choose from: {', '.join(known)}")
     references = {reference_of(contender, kind) for contender in among if contender.name in chosen}
     return [contender for contender in among if contender.name in {*chosen, BEAM_1, *references}]
 

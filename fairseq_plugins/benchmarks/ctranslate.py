@@ -56,8 +56,10 @@ def convert(checkpoint: str, task_cfg: Any, folder: Path) -> Path:
         raise
     except (ValueError, KeyError, AttributeError, RuntimeError) as error:
         raise ConfigurationError(
-            f"--path {checkpoint}: CTranslate2 cannot convert it ({' '.join(str(error).split())[:200]}); "
-            "choose other rows with --decoders"
+            "--path",
+            checkpoint,
+            f"CTranslate2 cannot convert it ({' '.join(str(error).split())[:200]})",
+            "choose other rows with {--decoders}",
         ) from error
     return target
 
@@ -68,8 +70,10 @@ def _write_checked(checkpoint: str, path: Path) -> None:
     task = getattr(settings, "task", None)
     if task not in _TASKS or not isinstance(settings, Namespace):
         raise ConfigurationError(
-            f"--path {checkpoint}: was trained with --task {task}, from which CTranslate2 cannot convert it; choose "
-            "other rows with --decoders"
+            "--path",
+            checkpoint,
+            f"was trained with {{--task {task}}}, from which CTranslate2 cannot convert it",
+            "choose other rows with {--decoders}",
         )
     settings.task = _TASKS[task]
     torch.save({"args": settings, "model": state["model"]}, path)

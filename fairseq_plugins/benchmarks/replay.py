@@ -158,7 +158,7 @@ def acceptance_probability(tokens: float, block_size: int) -> float:
     """
     if not 1 <= tokens < block_size + 1:
         raise ConfigurationError(
-            f"--block-size {block_size}: too short to replay {tokens} tokens per iteration; give more"
+            "--block-size", block_size, f"too short to replay {tokens} tokens per iteration", "give more"
         )
     low, high = 0.0, 1.0
     for _ in range(60):

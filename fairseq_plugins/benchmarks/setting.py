@@ -87,10 +87,12 @@ def reset_decoder(cfg: DictConfig) -> None:
     """
     if cfg.task.stats_file is not None:
         raise ConfigurationError(
-            f"--stats-file {cfg.task.stats_file}: is for one decoder; use it with fairseq-generate"
+            "--stats-file", cfg.task.stats_file, "is for one decoder", "use it with fairseq-generate"
         )
     if cfg.task.int8:
-        raise ConfigurationError("--int8: is for one decoder; choose its rows with --decoders 'greedy int8,gad int8'")
+        raise ConfigurationError(
+            "--int8", None, "is for one decoder", "choose its rows with {--decoders 'greedy int8,gad int8'}"
+        )
     decoder = "beam" if cfg.task.drafter_path is None else "gad"
     set_options(cfg.task, decoding_method=decoder, preset="none", top_beta=1, tau=0.0)
 
@@ -144,11 +146,17 @@ def configure(argv: Sequence[str]) -> Setting:
 def _check_replay(args: argparse.Namespace) -> None:
     lengths = args.replay_lengths
     if args.replay_tokens is not None and args.replay is None:
-        raise ConfigurationError(f"--replay-tokens {args.replay_tokens:g}: is for random weights; add --replay SHAPE")
+        raise ConfigurationError(
+            "--replay-tokens", f"{args.replay_tokens:g}", "is for random weights", "add {--replay SHAPE}"
+        )
     if args.replay_tokens is not None and not args.replay_tokens > 1:
-        raise ConfigurationError(f"--replay-tokens {args.replay_tokens:g}: an iteration emits more than 1; give more")
+        raise ConfigurationError(
+            "--replay-tokens", f"{args.replay_tokens:g}", "an iteration emits more than 1", "give more"
+        )
     if args.replay_vocabulary < replay.MIN_VOCABULARY:
-        raise ConfigurationError(f"--replay-vocabulary {args.replay_vocabulary}: give at least {replay.MIN_VOCABULARY}")
+        raise ConfigurationError(
+            "--replay-vocabulary", args.replay_vocabulary, f"give at least {replay.MIN_VOCABULARY}"
+        )
     if args.replay is not None and (len(lengths) != 2 or not 2 <= lengths[0] <= lengths[1]):
         text = ",".join(map(str, lengths))
-        raise ConfigurationError(f"--replay-lengths {text}: give the shortest, at least 2, and the longest")
+        raise ConfigurationError("--replay-lengths", text, "give the shortest, at least 2, and the longest")

@@ -109,7 +109,7 @@ def prepare(bench: Bench, args: argparse.Namespace) -> tuple[list[int], dict[int
     numbers = bench.order
     references = bench.references(args.reference)
     if references is None:
-        raise ConfigurationError(f"--gen-subset {bench.subset}: has no target side; give --reference FILE")
+        raise ConfigurationError("--gen-subset", bench.subset, "has no target side", "give {--reference FILE}")
     cells = grid(*(sorted(set(values)) for values in (args.block_sizes, args.top_betas, args.taus)))
     bench.generator(contender(cells[-1], 1))  # checks the largest block size
     baselines = [Cell(baseline=GREEDY)]
@@ -124,9 +124,9 @@ def run(argv: Sequence[str]) -> None:
     cfg = as_config(args)
     check_paths(cfg)
     if cfg.task.drafter_path is None:
-        raise ConfigurationError("--drafter-path is missing; give the checkpoint of the drafter")
+        raise ConfigurationError("--drafter-path", None, "is missing", "give the checkpoint of the drafter")
     if args.reference is not None and not Path(args.reference).is_file():
-        raise ConfigurationError(f"--reference {args.reference}: no such file; give the raw text of the target side")
+        raise ConfigurationError("--reference", args.reference, "no such file", "give the raw text of the target side")
     reset_decoder(cfg)
     folder = Path(args.output)
     with sole_use(folder):

@@ -40,8 +40,10 @@ class Journal:
                 same = record["circumstances"] == self.circumstances
             except (ValueError, KeyError, TypeError) as error:
                 raise ConfigurationError(
-                    f"--output {file}, line {number}: not written by spec-dec-sweep; remove the file or choose "
-                    "another folder"
+                    "--output",
+                    f"{file}, line {number}",
+                    "not written by spec-dec-sweep",
+                    "remove the file or choose another folder",
                 ) from error
             if same:
                 self.results[cell] = result

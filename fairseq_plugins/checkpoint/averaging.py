@@ -41,8 +41,11 @@ def last_checkpoints(folder: Path, count: int) -> list[Path]:
         if len(by_number) >= count:
             return [by_number[number] for number in sorted(by_number)[-count:]]
     raise ConfigurationError(
-        f"{folder}: has fewer than {count} numbered checkpoints; give a smaller --last, or checkpoint_best.pt alone; "
-        "fairseq-train keeps them with --save-interval-updates and --keep-interval-updates, or one of each epoch"
+        None,
+        folder,
+        f"has fewer than {count} numbered checkpoints",
+        "give a smaller {--last}, or checkpoint_best.pt alone; fairseq-train keeps them with --save-interval-updates "
+        "and --keep-interval-updates, or one of each epoch",
     )
 
 
@@ -60,7 +63,9 @@ def average(files: Sequence[Path]) -> dict[str, Any]:
         weights = state["model"]
         shapes = {name: value.shape for name, value in weights.items()}
         if total and shapes != {name: value.shape for name, value in total.items()}:
-            raise ConfigurationError(f"{file}: its weights differ in name or shape from {files[0]}'s; give one model's")
+            raise ConfigurationError(
+                None, file, f"its weights differ in name or shape from {files[0]}'s", "give one model's"
+            )
         for name, value in weights.items():
             if value.is_floating_point() and name in total:
                 total[name] += value.double()
@@ -91,7 +96,7 @@ def to_half(state: dict[str, Any]) -> dict[str, Any]:
     }
     for name, value in halves.items():
         if value.is_floating_point() and not value.isfinite().all():
-            raise ConfigurationError(f"{name}: not all of it fits half precision; add --fp32")
+            raise ConfigurationError(name, None, "not all of it fits half precision", "add {--fp32}")
     return {**state, "model": halves}
 
 

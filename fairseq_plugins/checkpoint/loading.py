@@ -10,7 +10,13 @@ from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from torch import nn
 
 from fairseq_plugins.checkpoint.settings import check_settings, model_name
-from fairseq_plugins.errors import NOT_OF_FAIRSEQ_TRAIN, ConfigurationError, nearest_checkpoint, unreadable_checkpoint
+from fairseq_plugins.errors import (
+    NOT_OF_FAIRSEQ_TRAIN,
+    ConfigurationError,
+    flag,
+    nearest_checkpoint,
+    unreadable_checkpoint,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +28,7 @@ _OPTIONS_OF_LANGUAGE_TOKENS = ("encoder_langtok", "decoder_langtok", "langtoks")
 def read_checkpoint(path: str, option: str) -> tuple[dict[str, Any], Any]:
     """Return what `read_state` does; raise ConfigurationError also for settings that fairseq must not build."""
     state, model_cfg = read_state(path, option)
-    check_settings(model_cfg, f"{option} {path}")
+    check_settings(model_cfg, (option, path))
     return state, model_cfg
 
 
@@ -33,7 +39,7 @@ def read_state(path: str, option: str) -> tuple[dict[str, Any], Any]:
     """
     if not os.path.exists(path):
         raise ConfigurationError(
-            f"{option} {path}: no such file; give the checkpoint that fairseq-train wrote{nearest_checkpoint(path)}"
+            option, path, "no such file", f"give the checkpoint that fairseq-train wrote{nearest_checkpoint(path)}"
         )
     try:
         state = checkpoint_utils.load_checkpoint_to_cpu(path)
@@ -41,9 +47,9 @@ def read_state(path: str, option: str) -> tuple[dict[str, Any], Any]:
         reason = unreadable_checkpoint(error)
         if reason is None:
             raise
-        raise ConfigurationError(f"{option} {path}: {reason}") from error
+        raise ConfigurationError(option, path, reason) from error
     if "model" not in state or (state.get("cfg") is None and state.get("args") is None):
-        raise ConfigurationError(f"{option} {path}: {NOT_OF_FAIRSEQ_TRAIN}")
+        raise ConfigurationError(option, path, NOT_OF_FAIRSEQ_TRAIN)
     cfg = state["cfg"] if state.get("cfg") is not None else convert_namespace_to_omegaconf(state["args"])
     return state, cfg.model
 
@@ -64,10 +70,13 @@ def check_task(model_cfg: Any, task: Any, option: str) -> None:
         getattr(kind, method) is not getattr(FairseqTask, method) for method in ("build_generator", "inference_step")
     )
     if decodes_otherwise or token_option is not None or name in _TASKS_WITH_LANGUAGE_TOKENS:
-        reason = "" if token_option is None else f" and --{token_option.replace('_', '-')}"
+        reason = "" if token_option is None else f" and {{{flag(token_option)}}}"
         raise ConfigurationError(
-            f"{option}: was trained with --task {name}{reason}, which adds tokens or limits in decoding; "
-            f"give --task {name} and its options beside --decoder, in Python load(task=...) or wrap(task, decoder=...)"
+            option,
+            None,
+            f"was trained with {{--task {name}}}{reason}, which adds tokens or limits in decoding",
+            f"give {{--task {name}}} and its options beside {{--decoder}}, in Python load(task=...) or "
+            "wrap(task, decoder=...)",
         )
     if name is not None and kind is None:
         logger.warning(f"{option}: was trained with --task {name}, which is unknown here; decodes as a translation")
@@ -108,7 +117,7 @@ def build_model(
     model_class = models.ARCH_MODEL_REGISTRY.get(kind) or models.MODEL_REGISTRY.get(kind)
     assert model_class is not None  # as `read_checkpoint` has checked
     if required is not None and not issubclass(model_class, required):
-        raise ConfigurationError(f"{option} {path}: holds a {kind}, not a {required.__name__}; give another checkpoint")
+        raise ConfigurationError(option, path, f"holds a {kind}, not a {required.__name__}", "give another checkpoint")
     was_loading = getattr(task, "loading_checkpoint", False)
     task.loading_checkpoint = True
     try:
@@ -117,8 +126,10 @@ def build_model(
     except (RuntimeError, TypeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ConfigurationError(
-            f"{option} {path}: its weights do not fit this data's dictionaries or its own settings ({reason}); "
-            "use the data folder and the dictionaries that it was trained with"
+            option,
+            path,
+            f"its weights do not fit this data's dictionaries or its own settings ({reason})",
+            "use the data folder and the dictionaries that it was trained with",
         ) from error
     finally:
         task.loading_checkpoint = was_loading

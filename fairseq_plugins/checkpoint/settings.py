@@ -35,7 +35,7 @@ def model_name(model_cfg: Any) -> str:
     return getattr(model_cfg, "_name", None) or getattr(model_cfg, "arch", None) or ""
 
 
-def check_settings(model_cfg: Any, source: str) -> None:
+def check_settings(model_cfg: Any, source: tuple[str, str | None]) -> None:
     """Check the settings of a model before it is built; remove those that name files of its training.
 
     Text that the model's class does not declare and that could be code is replaced by None.
@@ -51,7 +51,7 @@ def check_settings(model_cfg: Any, source: str) -> None:
     declared = _declared(model_name(model_cfg), source)
     values = _items(model_cfg)
     if values is None:
-        raise ConfigurationError(f"{source}: its settings are a {type(model_cfg).__name__}; give another checkpoint")
+        raise ConfigurationError(*source, f"its settings are a {type(model_cfg).__name__}", "give another checkpoint")
     hidden = [name for name in _FILES_OF_TRAINING if values.get(name) is not None]
     for name, value in values.items():
         option = declared.get(name)
@@ -71,46 +71,49 @@ def check_settings(model_cfg: Any, source: str) -> None:
             setattr(model_cfg, name, None)
 
 
-def _declared(name: str, source: str) -> dict[str, argparse.Action]:
+def _declared(name: str, source: tuple[str, str | None]) -> dict[str, argparse.Action]:
     """Return the options that a model's class declares; raise ConfigurationError for a class that is not allowed."""
     model_class = ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name)
     if model_class is None:
-        raise ConfigurationError(f"{source}: unknown model {name[:50]!r}; pass the --user-dir that defines it")
+        raise ConfigurationError(*source, f"unknown model {name[:50]!r}", "pass the {--user-dir} that defines it")
     is_fairseqs = model_class.__module__.partition(".")[0] == "fairseq"
     if is_fairseqs and model_class not in [MODEL_REGISTRY[model] for model in _MODELS]:
         raise ConfigurationError(
-            f"{source}: holds a {model_class.__name__} ({name}), which is not decoded here: fairseq may run code from "
-            "the settings of such a file, or load other files; if you trust it, use fairseq without this plugin"
+            None,
+            source,
+            f"holds a {model_class.__name__} ({name}), which is not decoded here: fairseq may run code from the "
+            "settings of such a file, or load other files",
+            "if you trust it, use fairseq without this plugin",
         )
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     model_class.add_args(parser)
     return {action.dest: action for action in parser._actions}
 
 
-def _check_declared(name: str, value: Any, option: argparse.Action, source: str) -> None:
+def _check_declared(name: str, value: Any, option: argparse.Action, source: tuple[str, str | None]) -> None:
     is_number = option.type in (int, float) or option.nargs == 0
     if is_number and value is not None and not isinstance(value, (bool, int, float)):
-        raise ConfigurationError(f"{source}: its setting {name} is {_shown(value)}, not a number; {_REMEDY}")
+        raise ConfigurationError(*source, f"its setting {name} is {_shown(value)}, not a number", _REMEDY)
     if option.choices is not None and isinstance(value, str) and not re.fullmatch(r"[\w.+-]+", value):
-        raise ConfigurationError(f"{source}: its setting {name} is {_shown(value)}, not a name; {_REMEDY}")
+        raise ConfigurationError(*source, f"its setting {name} is {_shown(value)}, not a name", _REMEDY)
     _check_value(name, value, source)
 
 
 _REMEDY = "give a checkpoint as fairseq-train writes it"
 
 
-def _check_value(name: str, value: Any, source: str, depth: int = 0) -> None:
+def _check_value(name: str, value: Any, source: tuple[str, str | None], depth: int = 0) -> None:
     if value is None or isinstance(value, (bool, int, float, enum.Enum)):
         return
     if isinstance(value, str):
         if not _is_harmless(value):
-            raise ConfigurationError(f"{source}: its setting {name} is {_shown(value)}, which could be code; {_REMEDY}")
+            raise ConfigurationError(*source, f"its setting {name} is {_shown(value)}, which could be code", _REMEDY)
         return
     inner = _items(value)
     if inner is None and (isinstance(value, (list, tuple)) or OmegaConf.is_list(value)):
         inner = {str(number): item for number, item in enumerate(value)}
     if inner is None or depth > _MAX_DEPTH:
-        raise ConfigurationError(f"{source}: its setting {name} is a {type(value).__name__}; {_REMEDY}")
+        raise ConfigurationError(*source, f"its setting {name} is a {type(value).__name__}", _REMEDY)
     for key, item in inner.items():
         _check_value(f"{name}.{key}"[:100], item, source, depth + 1)
 

@@ -31,7 +31,7 @@ def check_subwords(folder: Path, source: Path, symbols: Sequence[str]) -> None:
     try:
         model = sentencepiece.SentencePieceProcessor(model_file=str(file))
     except (OSError, RuntimeError) as error:
-        raise ConfigurationError(f"{source}: its sentencepiece model cannot be read; copy it again") from error
+        raise ConfigurationError(None, source, "its sentencepiece model cannot be read", "copy it again") from error
     known = set(symbols)
     pieces = [
         model.id_to_piece(number)
@@ -41,8 +41,11 @@ def check_subwords(folder: Path, source: Path, symbols: Sequence[str]) -> None:
     unknown = sum(piece not in known for piece in pieces)
     if unknown > _MOST_UNKNOWN * len(pieces):
         raise ConfigurationError(
-            f"{source}: {unknown} of the {len(pieces)} pieces of its sentencepiece model are not in its vocabulary, so "
-            "text would be unknown words; give the sentencepiece model that it was trained with"
+            None,
+            source,
+            f"{unknown} of the {len(pieces)} pieces of its sentencepiece model are not in its vocabulary, so text "
+            "would be unknown words",
+            "give the sentencepiece model that it was trained with",
         )
 
 
@@ -71,8 +74,12 @@ def check_decodes(folder: Path, source: Path, symbols: Sequence[str]) -> None:
     except Exception as error:  # whatever is wrong with the folder, fairseq's errors do not name it
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise ConfigurationError(
-            f"{source}: its files do not fit each other: converted, it cannot be loaded or decode ({reason}); copy the "
-            "model again"
+            None,
+            source,
+            f"its files do not fit each other: converted, it cannot be loaded or decode ({reason})",
+            "copy the model again",
         ) from error
     if not all(bool(torch.isfinite(hypothesis["positional_scores"]).all()) for hypothesis in hypotheses[0]):
-        raise ConfigurationError(f"{source}: its weights have values that are NaN or infinite; copy the model again")
+        raise ConfigurationError(
+            None, source, "its weights have values that are NaN or infinite", "copy the model again"
+        )

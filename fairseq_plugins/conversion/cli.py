@@ -45,11 +45,13 @@ def run(argv: Sequence[str]) -> None:
     args = get_parser().parse_args(argv)
     source, target = Path(args.folder), Path(args.out)
     if not source.is_dir():
-        raise ConfigurationError(missing_folder(source, "that of a model"))
+        raise missing_folder(None, source, "that of a model")
     if os.path.lexists(target):
-        raise ConfigurationError(f"{target}: exists already; give another folder")
+        raise ConfigurationError(None, target, "exists already", "give another folder")
     if args.ignore and not is_hugging_face(source):
-        raise ConfigurationError(f"--ignore {args.ignore[0]}: {source} has no settings of Hugging Face; leave it out")
+        raise ConfigurationError(
+            "--ignore", args.ignore[0], f"{source} has no settings of Hugging Face", "leave it out"
+        )
     if not args.int8:
         convert(source, target, args.ignore)
     elif is_hugging_face(source):

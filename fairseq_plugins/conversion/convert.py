@@ -33,9 +33,9 @@ def convert(source: Path, target: Path, ignored: Collection[str] = ()) -> None:
             cannot be loaded or decode a sentence afterwards, or a folder that exists or cannot be written.
     """
     if not source.is_dir():
-        raise ConfigurationError(missing_folder(source, "one that save_pretrained wrote"))
+        raise missing_folder(None, source, "one that save_pretrained wrote")
     if os.path.lexists(target):
-        raise ConfigurationError(f"{target}: exists already; give another folder")
+        raise ConfigurationError(None, target, "exists already", "give another folder")
     config = Config(source)
     bpe = byte_level_bpe(source)
     vocabulary, subwords = Vocabulary(source, config, bpe), text_files(source, bpe)
@@ -79,9 +79,9 @@ def _state(source: Path, config: Config, vocabulary: Vocabulary) -> dict[str, An
     }
 
 
-def missing_folder(folder: Path, expected: str) -> str:
+def missing_folder(argument: str | None, folder: Path, expected: str) -> ConfigurationError:
     """Return the error for a folder that does not exist, which may be a name of the Hugging Face hub."""
     parts, hub = folder.parts, ""
     if len(parts) == 2 and not (folder.is_absolute() or folder.parent.is_dir() or ".." in parts):
         hub = f"; models of the Hugging Face hub are not downloaded: hf download {folder} --local-dir {parts[1]}"
-    return f"{folder}: no such folder; give {expected}{hub}"
+    return ConfigurationError(argument, folder, "no such folder", f"give {expected}{hub}")

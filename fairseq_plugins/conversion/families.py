@@ -76,7 +76,7 @@ class Config:
     def __init__(self, folder: Path) -> None:
         self.file = folder / "config.json"
         if not self.file.is_file():
-            raise ConfigurationError(f"{self.file}: no such file; give a folder that save_pretrained wrote")
+            raise ConfigurationError(None, self.file, "no such file", "give a folder that save_pretrained wrote")
         generation = folder / "generation_config.json"
         self.values: dict[str, Any] = {}
         self.own: dict[str, Any] = {}  # those of config.json
@@ -88,19 +88,19 @@ class Config:
             checked(self.values, _Values)
         except ValueError as error:
             raise ConfigurationError(
-                f"{self.file}: {error}; give the config.json that save_pretrained wrote"
+                None, self.file, str(error), "give the config.json that save_pretrained wrote"
             ) from error
         if self["model_type"] not in FAMILIES:
             known = ", ".join(FAMILIES)
             raise ConfigurationError(
-                f"{self.file}: model_type {self['model_type']!r} is not converted; those are {known}"
+                None, self.file, f"model_type {self['model_type']!r} is not converted", f"those are {known}"
             )
         self.family = FAMILIES[self["model_type"]]
         self._check()
 
     def __getitem__(self, name: str) -> Any:
         if self.values.get(name) is None:
-            raise ConfigurationError(f"{self.file}: has no {name}; give a folder that save_pretrained wrote")
+            raise ConfigurationError(None, self.file, f"has no {name}", "give a folder that save_pretrained wrote")
         return self.values[name]
 
     @property
@@ -116,22 +116,27 @@ class Config:
     def _check(self) -> None:
         if self["activation_function"] not in _ACTIVATIONS:
             raise ConfigurationError(
-                f"{self.file}: activation_function {self['activation_function']!r} is not converted; those are "
-                f"{', '.join(_ACTIVATIONS)}"
+                None,
+                self.file,
+                f"activation_function {self['activation_function']!r} is not converted",
+                f"those are {', '.join(_ACTIVATIONS)}",
             )
         shared = self.values.get("share_encoder_decoder_embeddings", True)
         if not shared or self.values.get("decoder_vocab_size", self["vocab_size"]) != self["vocab_size"]:
-            raise ConfigurationError(f"{self.file}: models with a vocabulary for each side are not converted")
+            raise ConfigurationError(None, self.file, "models with a vocabulary for each side are not converted")
         for side in ("encoder", "decoder"):
             heads = self[f"{side}_attention_heads"]
             if self["d_model"] % heads != 0:
                 raise ConfigurationError(
-                    f"{self.file}: d_model {self['d_model']} has no {heads} equal heads; copy it again"
+                    None, self.file, f"d_model {self['d_model']} has no {heads} equal heads", "copy it again"
                 )
         if self["model_type"] == "mbart" and self.is_untied:
             raise ConfigurationError(
-                f"{self.file}: decoder_start_token_id {self['decoder_start_token_id']} is mBART-25's, whose sources "
-                "end in a language; of mBART, mBART-50 is converted"
+                None,
+                self.file,
+                f"decoder_start_token_id {self['decoder_start_token_id']} is mBART-25's, whose sources end in a "
+                "language",
+                "of mBART, mBART-50 is converted",
             )
 
     def fairseq_options(self, has_bias: bool) -> Namespace:

@@ -68,15 +68,17 @@ def generation_options(folder: Path, config: dict[str, Any], ignored: Collection
     settings = {name: value for name, value in settings.items() if value is not None}
     unknown = sorted(set(ignored) - settings.keys())
     if unknown:
-        raise ConfigurationError(f"--ignore {unknown[0]}: {file} does not set it; leave it out")
+        raise ConfigurationError("--ignore", unknown[0], f"{file} does not set it", "leave it out")
     settings = {name: value for name, value in settings.items() if name not in ignored}
     refused = sorted(name for name, value in settings.items() if _changes_output(name, value, config))
     if refused:
         options = " ".join(f"--ignore {name}" for name in refused)
         named = ", ".join(f"{name} {settings[name]!r:.40}" for name in refused)
         raise ConfigurationError(
-            f"{file}: {named} would not be honoured, and outputs would differ from Hugging Face's; to go on: "
-            f"spec-dec-convert {folder} OUT {options}"
+            None,
+            file,
+            f"{named} would not be honoured, and outputs would differ from Hugging Face's",
+            f"to go on: spec-dec-convert {folder} OUT {options}",
         )
     return _options(file, settings)
 
@@ -112,10 +114,10 @@ def _options(file: Path, settings: dict[str, Any]) -> dict[str, Any]:
     for name in ("max_length", "max_new_tokens", "min_length", "min_new_tokens", "no_repeat_ngram_size"):
         value = settings.get(name, 0)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise ConfigurationError(f"{file}: {name} is {value!r}, not a number of tokens; copy it again")
+            raise ConfigurationError(None, file, f"{name} is {value!r}, not a number of tokens", "copy it again")
     penalty = settings.get("length_penalty", 1.0)
     if isinstance(penalty, bool) or not isinstance(penalty, (int, float)):
-        raise ConfigurationError(f"{file}: length_penalty is {penalty!r}, not a number; copy it again")
+        raise ConfigurationError(None, file, f"length_penalty is {penalty!r}, not a number", "copy it again")
     # Hugging Face counts the first token of the decoder's input, and EOS.
     least = max(settings.get("min_length", 0) - 1, settings.get("min_new_tokens", 0), 0)
     options: dict[str, Any] = {"min_len": least}

@@ -39,7 +39,7 @@ def write_int8(source: Path, target: Path, pair: tuple[str, str] | None) -> None
     """
     verifiers = [name for name in (*CHECKPOINTS, "blockwise.pt", "jacobi.pt") if (source / name).is_file()]
     if not verifiers:
-        raise ConfigurationError(f"{source}: has no verifier.pt; give a folder with a model")
+        raise ConfigurationError(None, source, "has no verifier.pt", "give a folder with a model")
     check_sums([source / name for name in (*verifiers, "drafter.pt")], source)
     fingerprints: dict[int, Tensor] = {}
     states = {name: _rounded(read_checkpoint(str(source / name), "FOLDER")[0], fingerprints) for name in verifiers}
@@ -90,7 +90,7 @@ def _drafter(file: Path, fingerprints: dict[int, Tensor]) -> dict[str, Any]:
     state = _rounded(read_checkpoint(str(file), "FOLDER")[0], {})
     trained = state["model"].get(_FINGERPRINT)
     if trained is not None and int(trained) not in {0, *fingerprints}:
-        raise ConfigurationError(f"{file}: was trained with another verifier; give the folder that has both")
+        raise ConfigurationError(None, file, "was trained with another verifier", "give the folder that has both")
     if trained is not None and int(trained):
         state["model"][_FINGERPRINT] = fingerprints[int(trained)].reshape(trained.shape)
     return state

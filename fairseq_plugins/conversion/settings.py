@@ -60,17 +60,19 @@ class Settings:
             ConfigurationError: for a language that is missing or unknown.
         """
         options = {}
-        for argument, name, option in (
-            ("source_lang", source, "source_first_token"),
-            ("target_lang", target, "forced_first_token"),
+        for language, name, option in (
+            ("--source-lang", source, "source_first_token"),
+            ("--target-lang", target, "forced_first_token"),
         ):
             if name not in self.languages:
-                problem = f"{argument}: missing" if name is None else f"{argument} {name}: unknown"
                 known = list(self.languages)  # NLLB has 202
-                similar = [language for language in known if language[:2] == (name or "")[:2]] or known
+                similar = [one for one in known if one[:2] == (name or "")[:2]] or known
                 raise ConfigurationError(
-                    f"{problem}; this model is multilingual: give one of its {len(known)} languages, such as "
-                    f"{', '.join(similar[:8])}"
+                    language,
+                    name,
+                    "missing" if name is None else "unknown",
+                    f"this model is multilingual: give one of its {len(known)} languages, such as "
+                    f"{', '.join(similar[:8])}",
                 )
             options[option] = self.languages[name]
         return options
@@ -100,7 +102,10 @@ def settings_of(config: Config, vocabulary: Vocabulary, ignored: Collection[str]
                 languages[match[1] or symbol] = symbol
         if not languages:
             raise ConfigurationError(
-                f"{config.file.parent}: has no language tokens (__de__, deu_Latn or de_DE), with which sources and "
-                f"outputs of a {config['model_type']} model begin; save its tokenizer into it with save_pretrained"
+                None,
+                config.file.parent,
+                "has no language tokens (__de__, deu_Latn or de_DE), with which sources and outputs of a "
+                f"{config['model_type']} model begin",
+                "save its tokenizer into it with save_pretrained",
             )
     return Settings(languages, options)

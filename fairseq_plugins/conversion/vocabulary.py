@@ -88,10 +88,12 @@ class Vocabulary:
         for name, key in (("<pad>", "pad_token_id"), ("</s>", "eos_token_id"), ("<unk>", None)):
             if name not in ids or (key is not None and ids[name] != config[key]):
                 with_id = "" if key is None else f" with the id {config[key]} of {config.file.name}'s {key}"
-                raise ConfigurationError(f"{folder}: its vocabulary has no {name}{with_id}; copy the model again")
+                raise ConfigurationError(None, folder, f"its vocabulary has no {name}{with_id}", "copy the model again")
         size = config["vocab_size"]
         if max(names) >= size:
-            raise ConfigurationError(f"{folder}: its vocabulary has ids up to {max(names)}, and vocab_size is {size}")
+            raise ConfigurationError(
+                None, folder, f"its vocabulary has ids up to {max(names)}, and vocab_size is {size}"
+            )
         special = [ids.get(name) for name in SPECIAL]
         self.order = [*special, *(number for number in range(size) if number not in special)]
         # fairseq's dictionary of BART has numbers of byte-level subwords as symbols.
@@ -113,7 +115,7 @@ def _check_symbols(folder: Path, symbols: Sequence[str]) -> None:
     seen = set(SPECIAL)
     for symbol in symbols:
         if symbol in seen or not symbol or not {" ", "\n", "\r"}.isdisjoint(symbol):
-            raise ConfigurationError(f"{folder}: its token {symbol!r} cannot stand in fairseq's dictionary")
+            raise ConfigurationError(None, folder, f"its token {symbol!r} cannot stand in fairseq's dictionary")
         seen.add(symbol)
 
 
@@ -124,7 +126,7 @@ def byte_level_bpe(folder: Path) -> ByteLevelBPE | None:
         try:
             lines = merges.read_bytes().decode("utf-8").split("\n")
         except UnicodeDecodeError as error:
-            raise ConfigurationError(f"{merges}: is not text in UTF-8 ({error.reason}); copy it again") from error
+            raise ConfigurationError(None, merges, f"is not text in UTF-8 ({error.reason})", "copy it again") from error
         return read_json(vocabulary, dict[str, _Id]), [
             line for line in lines if line and not line.startswith("#version")
         ]
@@ -134,7 +136,7 @@ def byte_level_bpe(folder: Path) -> ByteLevelBPE | None:
     own = values.get("model", {})
     pieces = own.get("vocab")
     if not isinstance(pieces, dict):
-        raise ConfigurationError(f"{tokenizer}: has no vocabulary of byte-level subwords; copy it again")
+        raise ConfigurationError(None, tokenizer, "has no vocabulary of byte-level subwords", "copy it again")
     return pieces, [pair if isinstance(pair, str) else " ".join(pair) for pair in own.get("merges", [])]
 
 
@@ -155,8 +157,10 @@ def text_files(folder: Path, bpe: ByteLevelBPE | None) -> dict[str, bytes]:
             return {"subwords.model": (folder / name).read_bytes()}
     if (folder / "tokenizer.json").is_file():
         raise ConfigurationError(
-            f"{folder}: has no sentencepiece.bpe.model, which cuts text and which transformers 5 does not save; copy "
-            "it from the folder that the tokenizer was loaded from"
+            None,
+            folder,
+            "has no sentencepiece.bpe.model, which cuts text and which transformers 5 does not save",
+            "copy it from the folder that the tokenizer was loaded from",
         )
     return {}
 
@@ -186,8 +190,10 @@ def read_names(folder: Path) -> dict[int, str]:
         names = dict(enumerate([*SPECIAL, *(pieces.id_to_piece(number) for number in range(3, len(pieces)))]))
     else:
         raise ConfigurationError(
-            f"{folder}: has no vocabulary (tokenizer.json, vocab.json or sentencepiece.bpe.model); save the tokenizer "
-            "into it with save_pretrained"
+            None,
+            folder,
+            "has no vocabulary (tokenizer.json, vocab.json or sentencepiece.bpe.model)",
+            "save the tokenizer into it with save_pretrained",
         )
     return _with_added_tokens(folder, names)
 
@@ -203,10 +209,10 @@ def _with_added_tokens(folder: Path, names: dict[int, str]) -> dict[int, str]:
     for file, settings in zip(files, tokenizer_settings, strict=True):
         for number, token in settings.get("added_tokens_decoder", {}).items():
             if not number.isdecimal() or len(number) > 8:
-                raise ConfigurationError(f"{file}: added_tokens_decoder has the id {number!r}; copy it again")
+                raise ConfigurationError(None, file, f"added_tokens_decoder has the id {number!r}", "copy it again")
             names = names | {int(number): _content(token)}
     if not names:
-        raise ConfigurationError(f"{folder}: its vocabulary is empty; copy the model again")
+        raise ConfigurationError(None, folder, "its vocabulary is empty", "copy the model again")
     known = set(names.values())
     for settings in tokenizer_settings:
         for name in _languages_and_mask(settings):
@@ -234,4 +240,4 @@ def _sentencepiece(file: Path) -> sentencepiece.SentencePieceProcessor:
     try:
         return sentencepiece.SentencePieceProcessor(model_file=str(file))
     except (OSError, RuntimeError) as error:
-        raise ConfigurationError(f"{file}: not a model of sentencepiece; copy it again") from error
+        raise ConfigurationError(None, file, "not a model of sentencepiece", "copy it again") from error

@@ -39,13 +39,15 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     for file in files:
         if not file.is_file():
             raise ConfigurationError(
-                f"{file}: no such file; save the model with save_pretrained, which writes safetensors "
-                "(pytorch_model.bin is not read)"
+                None,
+                file,
+                "no such file",
+                "save the model with save_pretrained, which writes safetensors (pytorch_model.bin is not read)",
             )
         try:
             weights |= load_file(file)
         except (SafetensorError, OSError) as error:
-            raise ConfigurationError(f"{file}: truncated or not safetensors ({error}); copy it again") from error
+            raise ConfigurationError(None, file, f"truncated or not safetensors ({error})", "copy it again") from error
     return weights
 
 
@@ -65,7 +67,9 @@ def fairseq_weights(weights: dict[str, Tensor], config: Config, order: Sequence[
         if ".layers." in name or ".layer_norm." in name or ".layernorm_embedding." in name:
             converted[name.removeprefix("model.")] = value
         elif name not in (*_EMBEDDINGS, "lm_head.weight", "final_logits_bias") and ".embed_positions." not in name:
-            raise ConfigurationError(f"{config.file.parent}: unknown tensor {name}; this architecture is not converted")
+            raise ConfigurationError(
+                None, config.file.parent, f"unknown tensor {name}", "this architecture is not converted"
+            )
     own = _embedding(weights, config)
     table = _in_order(own, order, 0.0)
     converted["encoder.embed_tokens.weight"] = converted["decoder.output_projection.weight"] = table
@@ -73,7 +77,9 @@ def fairseq_weights(weights: dict[str, Tensor], config: Config, order: Sequence[
     if config.is_untied:
         start = config["decoder_start_token_id"]
         if start >= len(own):
-            raise ConfigurationError(f"{config.file}: decoder_start_token_id {start} is no token; copy the model again")
+            raise ConfigurationError(
+                None, config.file, f"decoder_start_token_id {start} is no token", "copy the model again"
+            )
         # fairseq's decoder reads `</s>` as first token only, so it can have the embedding of the model's start token.
         converted["decoder.embed_tokens.weight"] = table.clone()
         converted["decoder.embed_tokens.weight"][2] = own[start]
@@ -81,7 +87,7 @@ def fairseq_weights(weights: dict[str, Tensor], config: Config, order: Sequence[
     bias = weights.get("final_logits_bias", torch.zeros(1, len(own)))
     if bias.numel() != len(own):
         raise ConfigurationError(
-            f"{config.file.parent}: its final_logits_bias has not vocab_size numbers; copy it again"
+            None, config.file.parent, "its final_logits_bias has not vocab_size numbers", "copy it again"
         )
     if config.needs_bias or None in order or bool(bias.any()):
         converted["decoder.output_projection.bias"] = _in_order(bias.reshape(-1), order, _NEVER)
@@ -96,13 +102,13 @@ def _embedding(weights: dict[str, Tensor], config: Config) -> Tensor:
     """Return the embedding [vocab_size, D] that encoder, decoder and output share."""
     tables = [weights[name] for name in (*_EMBEDDINGS, "lm_head.weight") if name in weights]
     if not tables:
-        raise ConfigurationError(f"{config.file.parent}: has no tensor {_EMBEDDINGS[0]}; copy the model again")
+        raise ConfigurationError(None, config.file.parent, f"has no tensor {_EMBEDDINGS[0]}", "copy the model again")
     if any(not torch.equal(tables[0], table) for table in tables[1:]):
         raise ConfigurationError(
-            f"{config.file.parent}: embeddings of encoder, decoder and output differ; not converted"
+            None, config.file.parent, "embeddings of encoder, decoder and output differ", "not converted"
         )
     if tables[0].dim() != 2 or len(tables[0]) != config["vocab_size"]:
-        raise ConfigurationError(f"{config.file}: vocab_size is not {len(tables[0])}, the rows of the embedding")
+        raise ConfigurationError(None, config.file, f"vocab_size is not {len(tables[0])}, the rows of the embedding")
     return tables[0]
 
 
@@ -118,11 +124,11 @@ def _positions(weights: dict[str, Tensor], config: Config, side: str) -> Tensor:
     count, width = config["max_position_embeddings"], config["d_model"]
     if config["model_type"] != "marian":
         if name not in weights:
-            raise ConfigurationError(f"{config.file.parent}: has no tensor {name}; copy the model again")
+            raise ConfigurationError(None, config.file.parent, f"has no tensor {name}", "copy the model again")
         return weights[name]
     rows = weights.get(name)
     if rows is not None and rows.shape != (count, width):
-        raise ConfigurationError(f"{config.file.parent}: {name} is not {count} by {width}; copy the model again")
+        raise ConfigurationError(None, config.file.parent, f"{name} is not {count} by {width}", "copy the model again")
     if rows is None:
         # Sines, then cosines, of wavelengths in steps of 2 / D (Vaswani et al. 2017); fairseq's steps are wider.
         rates = 10000.0 ** (torch.arange(0, width, 2, dtype=torch.float64) / width)

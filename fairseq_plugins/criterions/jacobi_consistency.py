@@ -64,12 +64,12 @@ class JacobiConsistency(FairseqCriterion):
     ) -> None:
         super().__init__(task)
         if not consistency_weight >= 0:
-            raise ConfigurationError(f"--consistency-weight {consistency_weight}: give 0 (ordinary loss alone) or more")
+            raise ConfigurationError("--consistency-weight", consistency_weight, "give 0 (ordinary loss alone) or more")
         if trajectory_length < 1:
-            raise ConfigurationError(f"--trajectory-length {trajectory_length}: give at least 1 state")
+            raise ConfigurationError("--trajectory-length", trajectory_length, "give at least 1 state")
         if trajectory_block < 0:
             raise ConfigurationError(
-                f"--trajectory-block {trajectory_block}: give 0 (to the end) or a number of tokens"
+                "--trajectory-block", trajectory_block, "give 0 (to the end) or a number of tokens"
             )
         self.label_smoothing = label_smoothing
         self.consistency_weight = consistency_weight
@@ -91,13 +91,13 @@ class JacobiConsistency(FairseqCriterion):
         """
         if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
             raise ConfigurationError(
-                "--criterion jacobi_consistency with several workers: give --ddp-backend legacy_ddp"
+                "--criterion", "jacobi_consistency", "with several workers", "give {--ddp-backend legacy_ddp}"
             )
         net_input, target = sample["net_input"], sample["target"]
         network = unwrap(model)
         if not isinstance(network, TransformerModelBase) or isinstance(network, BlockNat):
             raise ConfigurationError(
-                "--criterion jacobi_consistency trains a verifier: give --arch transformer or similar"
+                "--criterion", "jacobi_consistency", "trains a verifier", "give {--arch transformer} or similar"
             )
         source, previous = net_input["src_tokens"], net_input["prev_output_tokens"]
         encoder_out = network.encoder(source, src_lengths=net_input["src_lengths"])

@@ -38,14 +38,16 @@ def is_fastbpe(file: Path) -> bool:
     try:
         lines = _lines(file)
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"subwords {file}: is not text; a sentencepiece model is named *.model") from error
+        raise ConfigurationError("--subwords", file, "is not text", "a sentencepiece model is named *.model") from error
     columns = {len(line.split(" ")) for line in lines if not line.startswith("#version:")}
     for kind in (2, 3):
         if columns == {kind}:
             return kind == 3
     raise ConfigurationError(
-        f"subwords {file}: is neither subword-nmt's codes (two columns) nor fastBPE's (three); give a file of codes "
-        "or a sentencepiece model (*.model)"
+        "--subwords",
+        file,
+        "is neither subword-nmt's codes (two columns) nor fastBPE's (three)",
+        "give a file of codes or a sentencepiece model (*.model)",
     )
 
 

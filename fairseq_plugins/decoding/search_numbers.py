@@ -1,12 +1,12 @@
 """Types and ranges of fairseq's numbers of a search. Numbers beyond them overflow, or no search can use them."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, TypedDict
 
 from msgspec import Meta
 
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, flag
 from fairseq_plugins.shared.typed_values import WrongValue, checked
 
 Count = Annotated[int, Meta(ge=1, lt=2**31)]
@@ -34,13 +34,12 @@ class SearchNumbers(TypedDict, total=False):
     no_repeat_ngram_size: Length
 
 
-def check_values(values: Mapping[str, Any], kind: Any, spelled: Callable[[str, Any], str]) -> dict[str, Any]:
+def check_values(values: Mapping[str, Any], kind: Any) -> dict[str, Any]:
     """Return the values of options with the types of a TypedDict.
 
     Args:
         values: name -> value; other names than those of `kind` are left out.
         kind: the TypedDict.
-        spelled: returns an option with its value, for errors.
 
     Raises:
         ConfigurationError: for a value of another type or out of its range.
@@ -50,21 +49,21 @@ def check_values(values: Mapping[str, Any], kind: Any, spelled: Callable[[str, A
     except WrongValue as error:
         value = values[error.name]
         remedy = "give a number" if isinstance(value, float) and math.isnan(value) else error.remedy
-        raise ConfigurationError(f"{spelled(error.name, value)}: {remedy}") from error
+        raise ConfigurationError(flag(error.name), value, remedy) from error
 
 
 def check_search_numbers(args: Any) -> None:
     """Raise ConfigurationError for fairseq's generation options `args` with values that no search can use."""
     given = {name: getattr(args, name, None) for name in SearchNumbers.__annotations__}
     values = {name: _whole(value) for name, value in given.items() if value is not None}
-    check_values(values, SearchNumbers, lambda name, value: f"--{name.replace('_', '-')} {value}")
+    check_values(values, SearchNumbers)
     for option in ("topk", "topp"):
         value = getattr(args, f"sampling_{option}", -1)
         if isinstance(value, (int, float)) and value > 0 and not getattr(args, "sampling", False):
-            raise ConfigurationError(f"--sampling-{option} {value}: is for sampling; add --sampling")
+            raise ConfigurationError(f"--sampling-{option}", value, "is for sampling", "add {--sampling}")
     beam, nbest = values.get("beam", 1), values.get("nbest", 1)
     if nbest > beam:
-        raise ConfigurationError(f"--nbest {nbest}: more than --beam {beam}; lower it or raise --beam")
+        raise ConfigurationError("--nbest", nbest, f"more than {{--beam {beam}}}", "lower it or raise {--beam}")
 
 
 def _whole(value: Any) -> Any:

@@ -67,12 +67,12 @@ def decode(argv: Sequence[str]) -> None:
 
 def _check_shard_options(num_shards: int | None, shard: int | None) -> None:
     if num_shards is not None and num_shards < 1:
-        raise ConfigurationError(f"--num-shards {num_shards}: give at least 1")
+        raise ConfigurationError("--num-shards", num_shards, "give at least 1")
     if shard is not None and num_shards is None:
-        raise ConfigurationError(f"--shard-id {shard}: of how many? add --num-shards N")
+        raise ConfigurationError("--shard-id", shard, "of how many?", "add {--num-shards N}")
     if shard is not None and num_shards is not None and not 0 <= shard < num_shards:
         last = num_shards - 1
-        raise ConfigurationError(f"--shard-id {shard}: give a number from 0 to {last} (--num-shards {num_shards})")
+        raise ConfigurationError("--shard-id", shard, f"give a number from 0 to {last} ({{--num-shards {num_shards}}})")
 
 
 def _count(given: int | None, folder: Path, subset: str, default: int) -> int:
@@ -80,7 +80,7 @@ def _count(given: int | None, folder: Path, subset: str, default: int) -> int:
     begun = shards.number_of_shards(folder, subset)
     if given is not None and begun is not None and begun != given:
         raise ConfigurationError(
-            f"--num-shards {given}: {folder} was begun with {begun}; give that number, or another --output"
+            "--num-shards", given, f"{folder} was begun with {begun}", "give that number, or another {--output}"
         )
     return given or begun or default
 
@@ -95,11 +95,14 @@ def status(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     folder = Path(args.folder)
     if not folder.is_dir():
-        raise ConfigurationError(f"{folder}: no such folder; give the --output of `{NAME} decode`")
+        raise ConfigurationError(None, folder, "no such folder", f"give the {{--output}} of `{NAME} decode`")
     counts = {subset: shards.number_of_shards(folder, subset) for subset in args.gen_subset.split(",")}
     if not any(counts.values()):
         raise ConfigurationError(
-            f"{folder}: has no shards of {', '.join(counts)}; give the --output of `{NAME} decode`, or --gen-subset"
+            None,
+            folder,
+            f"has no shards of {', '.join(counts)}",
+            f"give the {{--output}} of `{NAME} decode`, or {{--gen-subset}}",
         )
     for subset, count in counts.items():
         if count is None:
@@ -135,7 +138,7 @@ def run_merge(argv: Sequence[str]) -> None:
     """Parse, merge, print the counts."""
     args = merge_parser().parse_args(argv)
     if args.max_length_ratio is not None and not args.max_length_ratio >= 1:
-        raise ConfigurationError(f"--max-length-ratio {args.max_length_ratio}: give at least 1")
+        raise ConfigurationError("--max-length-ratio", args.max_length_ratio, "give at least 1")
     counts = merge(
         args.data,
         Path(args.shards),
@@ -160,7 +163,7 @@ def run(argv: Sequence[str]) -> None:
         print(__doc__)
         return
     if command not in COMMANDS:
-        raise ConfigurationError(f"{command or 'no command'}: choose from {', '.join(COMMANDS)} (see --help)")
+        raise ConfigurationError(None, command or "no command", f"choose from {', '.join(COMMANDS)} (see --help)")
     COMMANDS[command](rest)
 
 

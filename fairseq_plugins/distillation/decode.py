@@ -75,8 +75,10 @@ def _check_dictionaries(path: str, task: Any) -> None:
         file = Path(folder) / f"dict.{language}.txt"
         if folder and file.is_file() and Dictionary.load(str(file)).symbols != dictionary.symbols:
             raise ConfigurationError(
-                f"{task.cfg.data}: dict.{language}.txt is not the one that {path} was trained with, {file}; give data "
-                "binarised with that (fairseq-preprocess --srcdict, --tgtdict)"
+                None,
+                task.cfg.data,
+                f"dict.{language}.txt is not the one that {path} was trained with, {file}",
+                "give data binarised with that (fairseq-preprocess --srcdict, --tgtdict)",
             )
 
 
@@ -87,7 +89,7 @@ def source_files(data: str, subset: str, source: str, target: str) -> list[Path]
         if all(file.is_file() for file in files):
             return [*files, *(Path(data) / f"dict.{language}.txt" for language in (source, target))]
     raise ConfigurationError(
-        f"--gen-subset {subset}: no such subset in {data}; name one that fairseq-preprocess wrote there"
+        "--gen-subset", subset, f"no such subset in {data}", "name one that fairseq-preprocess wrote there"
     )
 
 
@@ -130,7 +132,7 @@ def batches(dataset: Any, numbers: Sequence[int], cfg: DictConfig) -> Iterator[l
     indices = numpy.array(sorted(numbers, key=lambda number: int(dataset.num_tokens(number))), dtype=numpy.int64)
     longest = int(dataset.num_tokens(int(indices[-1])))
     if max_tokens is not None and longest > max_tokens:
-        raise ConfigurationError(f"--max-tokens {max_tokens}: a sentence has {longest}; give at least as many")
+        raise ConfigurationError("--max-tokens", max_tokens, f"a sentence has {longest}", "give at least as many")
     by_length = dataset.batch_by_size(indices, max_tokens=max_tokens, max_sentences=max_sentences)
     for batch in reversed(list(by_length)):
         yield [int(number) for number in batch]
@@ -191,8 +193,10 @@ def _decode_shard(teacher: Teacher, dataset: Any, numbers: list[int], writer: Sh
                 sentences = teacher.decode(dataset, batch)
             except torch.cuda.OutOfMemoryError as error:
                 raise ConfigurationError(
-                    f"out of GPU memory with {len(batch)} sentences of at most {max(dataset.src_sizes[batch])} tokens; "
-                    "lower --max-tokens or --batch-size and run the same command again: what is finished is kept"
+                    None,
+                    None,
+                    f"out of GPU memory with {len(batch)} sentences of at most {max(dataset.src_sizes[batch])} tokens",
+                    "lower {--max-tokens} or {--batch-size} and run the same command again: what is finished is kept",
                 ) from error
             writer.add(sentences)
             bar.update(len(batch))

@@ -19,7 +19,7 @@ from fairseq_cli import preprocess
 from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.decode import source_files
 from fairseq_plugins.distillation.shards import Sentence
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, unknown_value
 from fairseq_plugins.shared.files import is_own_file, sha256, write_atomically
 from fairseq_plugins.shared.session import load_subset
 
@@ -48,7 +48,7 @@ class Counts:
 def check_subset(subset: str) -> None:
     """Raise ConfigurationError for a subset that fairseq-preprocess has no option for."""
     if subset not in PREFIXES:
-        raise ConfigurationError(f"--gen-subset {subset}: choose from {', '.join(PREFIXES)}")
+        raise unknown_value("--gen-subset", subset, PREFIXES)
 
 
 def open_task(data: str, source: str | None, target: str | None) -> TranslationTask:
@@ -60,7 +60,7 @@ def open_task(data: str, source: str | None, target: str | None) -> TranslationT
         return TranslationTask.setup_task(cfg)
     except Exception as error:  # fairseq has no one class for missing files
         raise ConfigurationError(
-            f"{data}: no binarised data ({error}); give a folder that fairseq-preprocess wrote"
+            None, data, f"no binarised data ({error})", "give a folder that fairseq-preprocess wrote"
         ) from error
 
 
@@ -71,13 +71,15 @@ def read_all(folder: Path, subset: str, data: str, count: int) -> tuple[dict[str
     """
     number = shards.number_of_shards(folder, subset)
     if number is None:
-        raise ConfigurationError(f"--shards {folder}: has no shards of {subset}; run `spec-dec-distill decode` first")
+        raise ConfigurationError(
+            "--shards", folder, f"has no shards of {subset}", "run `spec-dec-distill decode` first"
+        )
     origins: list[dict[str, Any]] = []
     sentences: list[shards.Sentence] = []
     for shard in range(number):
         file = shards.shard_path(folder, subset, shard, number)
         if not file.is_file():
-            raise ConfigurationError(f"{file}: not finished; run the same `spec-dec-distill decode` again")
+            raise ConfigurationError(None, file, "not finished", "run the same `spec-dec-distill decode` again")
         header, in_shard = shards.read_shard(file)
         if origins:
             shards.check_origin(file, header, origins[0])
@@ -85,7 +87,7 @@ def read_all(folder: Path, subset: str, data: str, count: int) -> tuple[dict[str
         sentences += in_shard
     if origins[0]["data"] != data:
         raise ConfigurationError(
-            f"--shards {folder}: made from other data or dictionaries; give the folder that was decoded"
+            "--shards", folder, "made from other data or dictionaries", "give the folder that was decoded"
         )
     return origins[0], shards.in_order(sentences, count, folder)
 
@@ -146,7 +148,7 @@ def merge(
     if destination.exists():
         if is_own_file(work / _MARK):  # the run was killed after it had renamed the result
             _remove_folder(work)
-        raise ConfigurationError(f"--destdir {destination}: is there already; remove it or give another folder")
+        raise ConfigurationError("--destdir", destination, "is there already", "remove it or give another folder")
     for subset in subsets:
         check_subset(subset)
     task = open_task(data, *languages)
@@ -166,10 +168,10 @@ def merge(
                 _text(dataset.src, task.source_dictionary), sentences, max_ratio if is_training else None
             )
             if not pairs:
-                raise ConfigurationError(f"{folder}: no sentence of {subset} is left ({counts[subset]})")
+                raise ConfigurationError(None, folder, f"no sentence of {subset} is left ({counts[subset]})")
             if keep_raw and is_training:
                 if dataset.tgt is None:
-                    raise ConfigurationError(f"--keep-raw: {data} has no target side of {subset}")
+                    raise ConfigurationError("--keep-raw", None, f"{data} has no target side of {subset}")
                 counts[subset].raw = len(dataset)
                 raw = (_text(dataset.src, task.source_dictionary), _text(dataset.tgt, task.target_dictionary))
                 pairs += zip(*raw, strict=True)
@@ -193,8 +195,10 @@ def _make_folder(work: Path, destination: Path) -> None:
     """Make the folder of an unfinished result, with a mark; remove that of an interrupted run."""
     if os.path.lexists(work) and not _is_ours(work):
         raise ConfigurationError(
-            f"--destdir {destination}: {work} is there, and is not an unfinished result; rename it, or give "
-            "another folder"
+            "--destdir",
+            destination,
+            f"{work} is there, and is not an unfinished result",
+            "rename it, or give another folder",
         )
     _remove_folder(work)
     work.mkdir(parents=True, exist_ok=True)
@@ -223,8 +227,10 @@ def _remove_folder(work: Path) -> None:
 def _unwritable(destination: Path, error: OSError) -> ConfigurationError:
     remedy = "free some" if error.errno == errno.ENOSPC else "give a folder that can be written"
     return ConfigurationError(
-        f"--destdir {destination}: cannot be written ({error.strerror}); {remedy} and run the same command again: "
-        "the shards are kept"
+        "--destdir",
+        destination,
+        f"cannot be written ({error.strerror})",
+        f"{remedy} and run the same command again: the shards are kept",
     )
 
 

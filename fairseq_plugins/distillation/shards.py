@@ -58,7 +58,9 @@ def number_of_shards(folder: Path, subset: str) -> int | None:
     by_count = shard_files(folder, subset)
     if len(by_count) > 1:
         names = ", ".join(files[0].name for files in by_count.values())
-        raise ConfigurationError(f"{folder}: has shards of different divisions ({names}); remove all but those of one")
+        raise ConfigurationError(
+            None, folder, f"has shards of different divisions ({names})", "remove all but those of one"
+        )
     return next(iter(by_count), None)
 
 
@@ -73,8 +75,10 @@ def read_shard(file: Path) -> tuple[dict[str, Any], list[Sentence]]:
         expected = None
     if header is None or end != len(body) or expected != _footer(len(sentences), hashlib.sha256(body)):
         raise ConfigurationError(
-            f"{file}: corrupt shard (its content is not what was written); remove it and run `spec-dec-distill decode` "
-            "again: other finished shards are kept"
+            None,
+            file,
+            "corrupt shard (its content is not what was written)",
+            "remove it and run `spec-dec-distill decode` again: other finished shards are kept",
         )
     return header, sentences
 
@@ -131,12 +135,14 @@ class ShardWriter:
         first = json.dumps(made_from, ensure_ascii=False, sort_keys=True).encode() + b"\n"
         if header is None and not first.startswith(content):
             raise ConfigurationError(
-                f"{self._partial}: was not written by spec-dec-distill; rename it or choose another --output"
+                None, self._partial, "was not written by spec-dec-distill", "rename it or choose another {--output}"
             )
         if header is not None and header != made_from:
             raise ConfigurationError(
-                f"{self._partial}: was begun with other {differences(made_from, header)}; remove it or choose another "
-                "--output"
+                None,
+                self._partial,
+                f"was begun with other {differences(made_from, header)}",
+                "remove it or choose another {--output}",
             )
         # A kill can tear the last line.
         self._file.truncate(end)
@@ -175,8 +181,10 @@ class ShardWriter:
 def _cannot_write(file: Path, error: OSError) -> ConfigurationError:
     remedy = "free some" if error.errno == errno.ENOSPC else "give an --output that can be written"
     return ConfigurationError(
-        f"{file}: cannot be written ({error.strerror}); {remedy} and run the same command again: what is finished is "
-        "kept"
+        None,
+        file,
+        f"cannot be written ({error.strerror})",
+        f"{remedy} and run the same command again: what is finished is kept",
     )
 
 
@@ -184,7 +192,10 @@ def check_origin(file: Path, header: dict[str, Any], made_from: dict[str, Any]) 
     """Raise ConfigurationError for a finished shard of another origin."""
     if header != made_from:
         raise ConfigurationError(
-            f"{file}: was made from other {differences(made_from, header)}; remove it or choose another --output"
+            None,
+            file,
+            f"was made from other {differences(made_from, header)}",
+            "remove it or choose another {--output}",
         )
 
 
@@ -197,18 +208,25 @@ def in_order(sentences: Sequence[Sentence], count: int, folder: Path) -> list[Se
     for sentence in sentences:
         if sentence.number >= count:
             raise ConfigurationError(
-                f"{folder}: has a translation of sentence {sentence.number}, but the data has {count} sentences; "
-                "give the data that was decoded"
+                None,
+                folder,
+                f"has a translation of sentence {sentence.number}, but the data has {count} sentences",
+                "give the data that was decoded",
             )
         if ordered[sentence.number] is not None:
             raise ConfigurationError(
-                f"{folder}: has two translations of sentence {sentence.number}; remove the shards and decode again"
+                None,
+                folder,
+                f"has two translations of sentence {sentence.number}",
+                "remove the shards and decode again",
             )
         ordered[sentence.number] = sentence
     missing = [number for number, sentence in enumerate(ordered) if sentence is None]
     if missing:
         raise ConfigurationError(
-            f"{folder}: {len(missing)} of {count} sentences have no translation (the first is {missing[0]}); remove "
-            "the shards and decode again"
+            None,
+            folder,
+            f"{len(missing)} of {count} sentences have no translation (the first is {missing[0]})",
+            "remove the shards and decode again",
         )
     return [sentence for sentence in ordered if sentence is not None]

@@ -22,7 +22,7 @@ def sacrebleu_metrics(settings: Namespace) -> dict[str, Metric]:
         bleu = sacrebleu.BLEU(tokenize=settings.tokenize, trg_lang=settings.lang)
     except (ImportError, RuntimeError) as error:
         name = settings.tokenize or settings.lang
-        raise ConfigurationError(f"--tokenize {name}: {' '.join(str(error).split())}") from error
+        raise ConfigurationError("--tokenize", name, str(error)) from error
     return {"sacrebleu": bleu, "chrf": sacrebleu.CHRF(), "ter": sacrebleu.TER()}
 
 

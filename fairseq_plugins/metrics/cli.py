@@ -38,7 +38,10 @@ def load(args: argparse.Namespace) -> Sample:
     if not references:
         if not hypotheses.references:
             raise ConfigurationError(
-                f"--references: missing, and {args.hypotheses} has no T- lines to take them from; add --references FILE"
+                "--references",
+                None,
+                f"missing, and {args.hypotheses} has no T- lines to take them from",
+                "add {--references FILE}",
             )
         references = [aligned(hypotheses, hypotheses.references, hypotheses, "--hypotheses")]
     if args.source is not None:
@@ -65,7 +68,9 @@ def load(args: argparse.Namespace) -> Sample:
 def _reference(file: str, hypotheses: Text) -> list[str]:
     text = read_text(file, "--references")
     if text.generated and not text.references:
-        raise ConfigurationError(f"--references {file}: generate output without T- lines; give the references as text")
+        raise ConfigurationError(
+            "--references", file, "generate output without T- lines", "give the references as text"
+        )
     return aligned(text, text.references if text.generated else text.hypotheses, hypotheses, "--references")
 
 

@@ -4,7 +4,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, unknown_value
 from fairseq_plugins.metrics.bleu import sacrebleu_scorer, tokenized_bleu
 from fairseq_plugins.metrics.comet import comet
 from fairseq_plugins.metrics.repetition import repetition
@@ -56,7 +56,7 @@ def compute(names: Sequence[str], sample: Sample, required: bool) -> tuple[list[
     obstacles = {name: obstacle(name, sample) for name in names}
     left_out = [reason for reason in obstacles.values() if reason is not None]
     if left_out and required:
-        raise ConfigurationError(f"--metrics {','.join(names)}: {left_out[0]}")
+        raise ConfigurationError("--metrics", ",".join(names), left_out[0])
     return [score for name in names if obstacles[name] is None for score in METRICS[name](sample)], left_out
 
 
@@ -70,5 +70,5 @@ def choose(names: str | None, rewriting: bool) -> list[str]:
     chosen = [name.strip().lower() for name in names.split(",")]
     unknown = [name for name in chosen if name not in METRICS]
     if unknown:
-        raise ConfigurationError(f"--metrics {unknown[0]}: no such metric; choose from {', '.join(METRICS)}")
+        raise unknown_value("--metrics", unknown[0], METRICS)
     return chosen

@@ -13,7 +13,9 @@ def rouge(sample: Sample) -> list[Score]:
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
-        raise ConfigurationError("--metrics rouge: rouge-score is not installed; pip install rouge-score") from error
+        raise ConfigurationError(
+            "--metrics", "rouge", "rouge-score is not installed", "pip install rouge-score"
+        ) from error
     settings = sample.settings
 
     def prepared(lines: Sequence[str]) -> list[str]:

@@ -32,14 +32,14 @@ def read_lines(file: str, option: str) -> list[str]:
     try:
         lines = Path(file).read_bytes().decode("utf-8").split("\n")
     except OSError as error:
-        raise ConfigurationError(f"{option} {file}: {error.strerror}; give a text file, a sentence a line") from error
+        raise ConfigurationError(option, file, f"{error.strerror}", "give a text file, a sentence a line") from error
     except UnicodeDecodeError as error:
         position = f"byte {error.start}"
-        raise ConfigurationError(f"{option} {file}: not UTF-8 ({position}); convert it with iconv -t UTF-8") from error
+        raise ConfigurationError(option, file, f"not UTF-8 ({position})", "convert it with iconv -t UTF-8") from error
     if lines[-1] == "":  # after the last newline
         lines.pop()
     if not lines:
-        raise ConfigurationError(f"{option} {file}: is empty; give a text file, a sentence a line")
+        raise ConfigurationError(option, file, "is empty", "give a text file, a sentence a line")
     return [line.removesuffix("\r") for line in lines]
 
 
@@ -65,8 +65,10 @@ def read_text(file: str, option: str) -> Text:
     missing = sorted((by_kind["S"].keys() | by_kind["T"].keys() | by_kind["H"].keys()) - hypotheses.keys())
     if missing:
         raise ConfigurationError(
-            f"{option} {file}: generate output that broke off (sentence {missing[0]} has no hypothesis); "
-            "run fairseq-generate again"
+            option,
+            file,
+            f"generate output that broke off (sentence {missing[0]} has no hypothesis)",
+            "run fairseq-generate again",
         )
     in_order = {kind: dict(sorted(sentences.items())) for kind, sentences in by_kind.items()}
     return Text(file, in_order["D"] or in_order["H"], in_order["S"], in_order["T"], generated=True)
@@ -80,8 +82,10 @@ def pick(text: Text, sentences: dict[int, str], numbers: Sequence[int], option: 
     missing = [number for number in numbers if number not in sentences]
     if missing:
         raise ConfigurationError(
-            f"{option} {text.file}: has no sentence {missing[0]} ({len(sentences)} sentences, {len(numbers)} wanted); "
-            "give the file that belongs to these hypotheses"
+            option,
+            text.file,
+            f"has no sentence {missing[0]} ({len(sentences)} sentences, {len(numbers)} wanted)",
+            "give the file that belongs to these hypotheses",
         )
     return [sentences[number] for number in numbers]
 
@@ -94,7 +98,9 @@ def aligned(text: Text, sentences: dict[int, str], hypotheses: Text, option: str
     """
     if not hypotheses.generated and len(sentences) != len(hypotheses.hypotheses):
         raise ConfigurationError(
-            f"{option} {text.file}: {len(sentences)} sentences, but {hypotheses.file} has "
-            f"{len(hypotheses.hypotheses)}; give files of the same length"
+            option,
+            text.file,
+            f"{len(sentences)} sentences, but {hypotheses.file} has {len(hypotheses.hypotheses)}",
+            "give files of the same length",
         )
     return pick(text, sentences, list(hypotheses.hypotheses), option)

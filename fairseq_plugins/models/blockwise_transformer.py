@@ -110,14 +110,17 @@ class BlockwiseTransformer(TransformerModel):
         args.blockwise_heads = args.blockwise_heads or getattr(task.cfg, "block_size", None) or _DEFAULT_HEADS
         if args.blockwise_heads < 2:
             raise ConfigurationError(
-                f"--blockwise-heads {args.blockwise_heads}: give at least 2, one for the next token and one more"
+                "--blockwise-heads", args.blockwise_heads, "give at least 2, one for the next token and one more"
             )
         if not args.base_path or getattr(task, "loading_checkpoint", False):
             return super().build_model(args, task)
         state, base = read_checkpoint(args.base_path, "--base-path")
         if not isinstance(base, Namespace):
             raise ConfigurationError(
-                f"--base-path {args.base_path}: holds a {model_name(base)}; give a checkpoint of --arch transformer"
+                "--base-path",
+                args.base_path,
+                f"holds a {model_name(base)}",
+                "give a checkpoint of {--arch transformer}",
             )
         for name, value in vars(base).items():
             if name.startswith(_SIZES) or name in _FLAGS:
@@ -179,8 +182,10 @@ def _load_base(model: BlockwiseTransformer, weights: dict[str, Tensor], path: st
         problems = [" ".join(str(error).split())[:200]]
     if problems:
         raise ConfigurationError(
-            f"--base-path {path}: its weights do not fit a fairseq Transformer over this data's dictionaries "
-            f"({'; '.join(problems[:3])}); give a checkpoint of --arch transformer"
+            "--base-path",
+            path,
+            f"its weights do not fit a fairseq Transformer over this data's dictionaries ({'; '.join(problems[:3])})",
+            "give a checkpoint of {--arch transformer}",
         )
     logger.info("--base-path %s: %d tensors taken over", path, len(weights))
 

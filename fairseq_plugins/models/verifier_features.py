@@ -59,8 +59,9 @@ def layer_numbers(text: str) -> list[int]:
         numbers = []
     if not numbers or min(numbers) < 0:
         raise ConfigurationError(
-            f"--feature-layers {text}: give numbers of the verifier's decoder layers, 0 for the embedding, with commas "
-            "between"
+            "--feature-layers",
+            text,
+            "give numbers of the verifier's decoder layers, 0 for the embedding, with commas between",
         )
     return numbers
 
@@ -73,10 +74,10 @@ def fit_to_verifier(args: Namespace, verifier: FairseqEncoderDecoderModel) -> No
     decoder = verifier.decoder
     reason = unsupported_reason(decoder)
     if reason is not None:
-        raise ConfigurationError(f"--drafter-context features: the verifier cannot be used for drafting: {reason}")
+        raise ConfigurationError("--drafter-context", "features", f"the verifier cannot be used for drafting: {reason}")
     if args.drafter_attention == "full":
         raise ConfigurationError(
-            "--drafter-attention full: a drafter with --drafter-context features runs no prefix; leave it out"
+            "--drafter-attention", "full", "a drafter with {--drafter-context features} runs no prefix", "leave it out"
         )
     args.encoder_embed_dim = verifier.encoder.layers[0].embed_dim
     args.decoder_embed_dim = decoder.embed_dim
@@ -89,4 +90,4 @@ def fit_to_verifier(args: Namespace, verifier: FairseqEncoderDecoderModel) -> No
         args.feature_layers = ",".join(map(str, [*range(min(args.decoder_layers, count)), count]))
     highest = max(layer_numbers(args.feature_layers))
     if highest > count:
-        raise ConfigurationError(f"--feature-layers {highest}: the verifier's decoder has {count} layers")
+        raise ConfigurationError("--feature-layers", highest, f"the verifier's decoder has {count} layers")

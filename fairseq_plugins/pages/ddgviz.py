@@ -79,10 +79,10 @@ def sentence_numbers(text: str) -> list[int]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         if match is None:
-            raise ConfigurationError(f"--sentences {text}: give numbers from 0 and ranges, such as 3,17,20-22")
+            raise ConfigurationError("--sentences", text, "give numbers from 0 and ranges, such as 3,17,20-22")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
-            raise ConfigurationError(f"--sentences {text}: {part.strip()} is empty; give the lower number first")
+            raise ConfigurationError("--sentences", text, f"{part.strip()} is empty", "give the lower number first")
         numbers += range(first, last + 1)
     return list(dict.fromkeys(numbers))
 
@@ -105,13 +105,15 @@ def check(cfg: DictConfig, numbers: Sequence[int], dataset: Any, usable: Collect
     outside = [number for number in numbers if number >= size]
     if outside:
         raise ConfigurationError(
-            f"--sentences {outside[0]}: subset {cfg.dataset.gen_subset} has {size} sentences; give numbers from 0 to "
-            f"{size - 1}"
+            "--sentences",
+            outside[0],
+            f"subset {cfg.dataset.gen_subset} has {size} sentences",
+            f"give numbers from 0 to {size - 1}",
         )
     too_long = sorted(set(numbers) - set(usable))
     if too_long:
         raise ConfigurationError(
-            f"--sentences {too_long[0]}: longer than the model's positions; choose another sentence"
+            "--sentences", too_long[0], "longer than the model's positions", "choose another sentence"
         )
 
 
@@ -119,7 +121,7 @@ def load(cfg: DictConfig) -> Session:
     """Set up a session with the Jacobi decoder; raises ConfigurationError for options that do not fit."""
     check_paths(cfg)
     if cfg.generation.prefix_size > 0:
-        raise ConfigurationError(f"--prefix-size {cfg.generation.prefix_size}: cannot be drawn; leave it out")
+        raise ConfigurationError("--prefix-size", cfg.generation.prefix_size, "cannot be drawn", "leave it out")
     cfg.task.update(decoding_method="jacobi", drafter_path=None, stats_file=None, jacobi_pool=False)
     # Skip sentences that are too long, instead of failing for all.
     cfg.dataset.skip_invalid_size_inputs_valid_test = True
@@ -133,7 +135,7 @@ def run(argv: Sequence[str]) -> None:
     try:
         from fairseq_plugins.pages import ddgviz_figure, ddgviz_page
     except ModuleNotFoundError as error:
-        raise ConfigurationError(f"{error.name} is not installed; install it with: pip install '.[reports]'") from error
+        raise ConfigurationError(error.name, None, "is not installed", "pip install '.[reports]'") from error
     numbers, folder = sentence_numbers(args.sentences), Path(args.output)
     session = load(cfg)
     dataset = session.load(cfg.dataset.gen_subset)

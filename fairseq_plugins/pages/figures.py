@@ -60,7 +60,7 @@ def draw(painter: Any, width: float = 6.4, height: float = 4.2, panels: int = 1)
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigurationError("matplotlib is not installed; pip install '.[reports]'") from error
+        raise ConfigurationError("matplotlib", None, "is not installed", "pip install '.[reports]'") from error
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         painter(figure.subplots(panels, 1))

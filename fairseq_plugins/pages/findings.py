@@ -27,7 +27,7 @@ def speed_ups(run: Run, baseline: Run | None) -> dict[int, float]:
     common = run.sentences.keys() & baseline.sentences.keys()
     if not common:
         raise ConfigurationError(
-            f"--baseline {baseline.file}: has no sentence number in common with {run.file}; decode the same subset"
+            "--baseline", baseline.file, f"has no sentence number in common with {run.file}", "decode the same subset"
         )
     return {
         number: baseline.sentences[number].seconds / max(run.sentences[number].seconds, 1e-9)
@@ -101,8 +101,10 @@ def drafter_reliability(run: Run) -> Reliability | None:
         stats = run.sentences.get(sentence.id)
         if stats is None or stats.emitted != [len(note.why) for note in sentence.iterations]:
             raise ConfigurationError(
-                f"--traces {run.trace}: sentence {sentence.id} has other iterations than in {run.file}; give the "
-                "--trace-file of the same run"
+                "--traces",
+                run.trace,
+                f"sentence {sentence.id} has other iterations than in {run.file}",
+                "give the {--trace-file} of the same run",
             )
         for note in sentence.iterations:
             counted = note.accepted + (note.bifurcation is not None)

@@ -56,26 +56,30 @@ def read_stats(file: str) -> dict[int, SentenceStats]:
     except OSError as error:
         unfinished = Path(f"{file}.partial").is_file()
         hint = f"the run broke off, {file}.partial holds what it had decoded" if unfinished else REMEDY
-        raise ConfigurationError(f"{file}: {error.strerror}; {hint}") from error
+        raise ConfigurationError(None, file, f"{error.strerror}", hint) from error
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{file}: is not text; {REMEDY}") from error
+        raise ConfigurationError(None, file, "is not text", REMEDY) from error
     if rest and lines:
         raise ConfigurationError(
-            f"{file}, line {len(lines) + 1}: truncated; decode again, or drop the line: "
-            f"head -n {len(lines)} {file} > FILE"
+            None,
+            f"{file}, line {len(lines) + 1}",
+            "truncated",
+            f"decode again, or drop the line: head -n {len(lines)} {file} > FILE",
         )
     if not lines:
-        raise ConfigurationError(f"{file}: has no complete line; {REMEDY}, after a run that has ended")
+        raise ConfigurationError(None, file, "has no complete line", f"{REMEDY}, after a run that has ended")
     sentences: dict[int, SentenceStats] = {}
     for number, line in enumerate(lines, 1):
         try:
             sentence = _sentence(load_json(line))
         except (ValueError, TypeError, KeyError) as error:
             reason = f"no field {error}" if isinstance(error, KeyError) else error
-            raise ConfigurationError(f"{file}, line {number}: not of --stats-file ({reason}); {REMEDY}") from error
+            raise ConfigurationError(
+                None, f"{file}, line {number}", f"not of {{--stats-file}} ({reason})", f"{REMEDY}"
+            ) from error
         if sentence.id in sentences:
             raise ConfigurationError(
-                f"{file}, line {number}: sentence {sentence.id} for the second time; give one run per file"
+                None, f"{file}, line {number}", f"sentence {sentence.id} for the second time", "give one run per file"
             )
         sentences[sentence.id] = sentence
     return sentences
@@ -106,11 +110,13 @@ def load_runs(
     """
     for option, given in (("--labels", labels), ("--hypotheses", hypotheses), ("--traces", traces)):
         if given is not None and len(given) != len(files):
-            raise ConfigurationError(f"{option}: {len(given)} given for {len(files)} stats files; give one for each")
+            raise ConfigurationError(
+                option, None, f"{len(given)} given for {len(files)} stats files", "give one for each"
+            )
     names = list(labels) if labels is not None else names_of(files)
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise ConfigurationError(f"--labels {twice[0]}: given twice; give each run its own")
+        raise ConfigurationError("--labels", twice[0], "given twice", "give each run its own")
     runs = []
     for number, (file, name) in enumerate(zip(files, names, strict=True)):
         run = Run(name, file, read_stats(file), trace=None if traces is None else traces[number])
@@ -133,7 +139,7 @@ def side(file: str | None, option: str, kind: str, runs: Sequence[Run]) -> dict[
         text = read_text(file, option)
         sentences = getattr(text, kind) if text.generated else text.hypotheses
         if not sentences:
-            raise ConfigurationError(f"{option} {file}: generate output without {kind}; give them as plain text")
+            raise ConfigurationError(option, file, f"generate output without {kind}", "give them as plain text")
         numbers = sorted({number for run in runs for number in run.sentences})
         pick(text, sentences, numbers, option)
         return sentences

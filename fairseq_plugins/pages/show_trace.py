@@ -226,7 +226,7 @@ def _chosen(sentences: list[TracedSentence], args: argparse.Namespace) -> list[T
     missing = [number for number in args.sentence if number not in by_id]
     if missing:
         content = f"has {len(by_id)} sentences, from {min(by_id)} to {max(by_id)}" if by_id else "has no sentences"
-        raise ConfigurationError(f"--sentence {missing[0]}: is not in {args.trace}, which {content}")
+        raise ConfigurationError("--sentence", missing[0], f"is not in {args.trace}, which {content}")
     return [by_id[number] for number in args.sentence]
 
 

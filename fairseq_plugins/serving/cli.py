@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fairseq_plugins.api.options import spelling_of
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.cli import CommandParser, run_command
 from fairseq_plugins.shared.values import not_negative, positive
@@ -82,7 +83,7 @@ def make_models(args: argparse.Namespace) -> list[Any]:
     for item in args.set:
         name, equals, value = item.partition("=")
         if not equals or not name:
-            raise ConfigurationError(f"--set {item}: give NAME=VALUE, such as --set max_len_b=100")
+            raise ConfigurationError("--set", item, "give NAME=VALUE, such as {--set max_len_b=100}")
         options[name.replace("-", "_")] = value
     options |= {name: vars(args)[name] for name in ("decoder", "device") if vars(args)[name] is not None}
     models = []
@@ -92,7 +93,7 @@ def make_models(args: argparse.Namespace) -> list[Any]:
             pair, _, folder = given.partition("=")
             source, _, target = pair.partition("-")
             if not source or not target:
-                raise ConfigurationError(f"MODEL {given}: give SOURCE-TARGET=FOLDER, such as en-de={folder}")
+                raise ConfigurationError("MODEL", given, f"give SOURCE-TARGET=FOLDER, such as en-de={folder}")
             languages = (source, target)
         models.append(
             ServedModel(
@@ -109,7 +110,7 @@ def run(argv: Sequence[str]) -> None:
         from fairseq_plugins.serving.process import Process
     except ImportError as error:
         raise ConfigurationError(
-            f"{NAME}: {error.name} is not installed; pip install 'fairseq-spec-dec[serve]'"
+            error.name, None, "is not installed", "pip install 'fairseq-spec-dec[serve]'"
         ) from error
     from fairseq_plugins.serving.settings import Settings
 
@@ -131,7 +132,7 @@ def run(argv: Sequence[str]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
-    return run_command(NAME, run, argv)
+    return run_command(NAME, run, argv, spelling_of(get_parser()))
 
 
 if __name__ == "__main__":

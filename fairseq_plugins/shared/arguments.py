@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, on_command_line
 from fairseq_plugins.help_texts import FOLDER
 from fairseq_plugins.process.output import say
 from fairseq_plugins.shared import values
@@ -77,5 +77,5 @@ def refuse_wrong_arguments() -> None:
         else:
             parser.parse_args(argv)
     except ConfigurationError as error:
-        say(f"{program}: error: {error}")
+        say(f"{program}: error: {error.spelled(on_command_line)}")
         sys.exit(2)

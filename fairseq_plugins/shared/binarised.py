@@ -25,7 +25,7 @@ def check_binarised(data: str, subset: str) -> None:
             bad = _bad_file(index)
             if bad is not None:
                 raise ConfigurationError(
-                    f"{bad}: cut off, or not a file of fairseq-preprocess; copy it again or binarise the data anew"
+                    None, bad, "cut off, or not a file of fairseq-preprocess", "copy it again or binarise the data anew"
                 )
 
 

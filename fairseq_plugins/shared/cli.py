@@ -10,7 +10,15 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from fairseq_plugins.errors import ConfigurationError, Spelling, did_you_mean, explain, on_command_line, spelled_as
+from fairseq_plugins.errors import (
+    ConfigurationError,
+    Spelling,
+    did_you_mean,
+    explain,
+    on_command_line,
+    spelled_as,
+    unknown_value,
+)
 from fairseq_plugins.help_texts import version
 from fairseq_plugins.process.output import (
     READER_IS_GONE,
@@ -70,7 +78,9 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise a one-line error instead of printing the usage."""
-        raise ConfigurationError(f"{advised(message, self)} (see {self.prog} --help)")
+        error = advised(message, self)
+        error.remedy = f"{error.remedy} (see {self.prog} --help)" if error.remedy else f"see {self.prog} --help"
+        raise error
 
     def _format_groups(self, groups: Sequence[argparse._ArgumentGroup]) -> str:
         needed = self._required + [action for action in self._actions if action.required]
@@ -90,17 +100,23 @@ class CommandParser(argparse.ArgumentParser):
         return formatter.format_help().replace("\n\n", " [OPTION ...]\n\n", 1)
 
 
-def advised(message: str, parser: argparse.ArgumentParser) -> str:
+NO_SUCH_OPTION = "no such option"
+
+
+def advised(message: str, parser: argparse.ArgumentParser) -> ConfigurationError:
     """Return an error of argparse with the nearest option or value that exists, in place of a list of all."""
-    wrong = re.match(r"argument ([^:]+): invalid choice: '(.*)' \(choose from (.*)\)", message)
-    if wrong is not None:
-        choices = re.findall(r"[^',\s]+", wrong[3])
-        remedy = did_you_mean(wrong[2], choices) or f"choose from {', '.join(choices)}"
-        option = [name for name in wrong[1].split("/") if name.startswith("--")] or [wrong[1]]
-        return f"{option[-1]} {wrong[2]}: no such value; {remedy}"
     unknown = re.match(r"unrecognized arguments: .*?(--[\w-]+)", message)
-    nearest = "" if unknown is None else did_you_mean(unknown[1], parser._option_string_actions)
-    return f"{message}; {nearest}" if nearest else message
+    if unknown is not None:
+        nearest = did_you_mean(unknown[1], parser._option_string_actions)
+        return ConfigurationError(None, unknown[1], NO_SUCH_OPTION, nearest)
+    argument = re.match(r"argument ([^:]+): (.*)", message, re.DOTALL)
+    if argument is None:
+        return ConfigurationError(None, None, message)
+    option = argument[1].split("/")[-1]
+    wrong = re.match(r"invalid choice: '(.*)' \(choose from (.*)\)", argument[2])
+    if wrong is not None:
+        return unknown_value(option, wrong[1], re.findall(r"[^',\s]+", wrong[2]))
+    return ConfigurationError(option, None, argument[2])
 
 
 class TimeIsUp(KeyboardInterrupt):

@@ -14,17 +14,19 @@ def read_drafts(path: str, sentences: int | None = None, of: str = "") -> list[s
     Raises ConfigurationError for a missing or unreadable file, or if it has not as many lines as `of` has `sentences`.
     """
     if Path(path).is_dir():
-        raise ConfigurationError(f"--drafts {path}: is a folder; give files, and other arguments before the option")
+        raise ConfigurationError("--drafts", path, "is a folder", "give files, and other arguments before the option")
     try:
         lines = Path(path).read_bytes().decode("utf-8").removesuffix("\n").split("\n")
     except FileNotFoundError:
-        raise ConfigurationError(f"--drafts {path}: no such file; give a draft a line") from None
+        raise ConfigurationError("--drafts", path, "no such file", "give a draft a line") from None
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"--drafts {path}: is not text in UTF-8 ({error.reason}); convert it") from error
+        raise ConfigurationError("--drafts", path, f"is not text in UTF-8 ({error.reason})", "convert it") from error
     if sentences is not None and len(lines) != sentences:
         raise ConfigurationError(
-            f"--drafts {path}: has {len(lines)} lines, and {of} has {sentences}; give a draft a line, an empty line "
-            "for none"
+            "--drafts",
+            path,
+            f"has {len(lines)} lines, and {of} has {sentences}",
+            "give a draft a line, an empty line for none",
         )
     if not path.endswith(".jsonl"):
         return [*lines]
@@ -44,8 +46,10 @@ def _tokens(path: str, number: int, line: str) -> list[str]:
         values = {}
     if not {"tokens", "error"} & values.keys():
         raise ConfigurationError(
-            f"--drafts {path}: line {number} has no tokens; give text, or the jsonl of spec-dec-translate "
-            "--output-format jsonl"
+            "--drafts",
+            path,
+            f"line {number} has no tokens",
+            "give text, or the jsonl of spec-dec-translate --output-format jsonl",
         )
     return values.get("tokens", [])
 
@@ -60,6 +64,8 @@ def check_known(path: str, drafts: Iterable[Sequence[str]], knows: Callable[[str
     # sentencepiece splits an unknown word of another script into two tokens, the first of them known.
     if missing > 0 and 2 * missing >= len(tokens):
         raise ConfigurationError(
-            f"--drafts {path}: {missing} of {len(tokens)} tokens are not in the target's dictionary; give text in the "
-            "target's language, cut as the target is"
+            "--drafts",
+            path,
+            f"{missing} of {len(tokens)} tokens are not in the target's dictionary",
+            "give text in the target's language, cut as the target is",
         )

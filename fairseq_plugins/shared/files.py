@@ -42,7 +42,7 @@ def destination(path: str | Path, option: str) -> Destination:
     try:
         kind = os.stat(path or os.curdir).st_mode
         if stat.S_ISDIR(kind):
-            raise ConfigurationError(f"{option} {path}: is a folder; give a file in it")
+            raise ConfigurationError(option, path, "is a folder", "give a file in it")
         # Paths under /proc name open files.
         given = os.path.realpath(os.path.dirname(os.path.abspath(path))).startswith("/proc/")
         if given or not stat.S_ISREG(kind) or standard_stream(path) is not None:
@@ -92,14 +92,14 @@ def unwritable(path: str | Path, option: str, error: OSError) -> ConfigurationEr
     remedy = "give a path in a writable folder"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "free disk space, or give another path"
-    return ConfigurationError(f"{option} {path}: cannot be written ({error.strerror or error}); {remedy}")
+    return ConfigurationError(option, path, f"cannot be written ({error.strerror or error})", remedy)
 
 
 class HeldByAnother(ConfigurationError):
     """Another process writes `file`."""
 
     def __init__(self, file: Path) -> None:
-        super().__init__(f"{file}: another process writes it; wait for it or end it first")
+        super().__init__(None, file, "another process writes it", "wait for it or end it first")
         self.file = file
 
 
@@ -117,8 +117,10 @@ def lock(file: IO[Any], path: Path, wait: bool = False) -> None:
     except OSError as error:
         file.close()
         raise ConfigurationError(
-            f"{path}: cannot be locked ({error.strerror or error}); give a path on a file system with locks (NFS: "
-            "version 4, or mounted without `nolock`)"
+            None,
+            path,
+            f"cannot be locked ({error.strerror or error})",
+            "give a path on a file system with locks (NFS: version 4, or mounted without `nolock`)",
         ) from error
 
 

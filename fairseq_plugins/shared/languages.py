@@ -18,13 +18,15 @@ def find_languages(folder: Path, given: tuple[str | None, str | None] = (None, N
     known = sorted(file.name.split(".")[1] for file in folder.glob("dict.*.txt"))
     if not known:
         raise ConfigurationError(
-            f"{folder}: has no dictionaries; give a folder with dict.LANGUAGE.txt of both languages"
+            None, folder, "has no dictionaries", "give a folder with dict.LANGUAGE.txt of both languages"
         )
     source, target = given
     if source is not None or target is not None:
         for language in (source, target):
             if language is not None and language not in known:
-                raise ConfigurationError(f"{folder}: has no dict.{language}.txt; it has those of {', '.join(known)}")
+                raise ConfigurationError(
+                    None, folder, f"has no dict.{language}.txt", f"it has those of {', '.join(known)}"
+                )
         others = [language for language in known if language not in given]
         if source is not None and target is not None:
             return source, target
@@ -38,5 +40,8 @@ def find_languages(folder: Path, given: tuple[str | None, str | None] = (None, N
     if {"src", "tgt"} <= set(known):
         return "src", "tgt"
     raise ConfigurationError(
-        f"{folder}: does not say which of {', '.join(known)} is the source; give source_lang= and target_lang="
+        None,
+        folder,
+        f"does not say which of {', '.join(known)} is the source",
+        "give {--source-lang} and {--target-lang}",
     )

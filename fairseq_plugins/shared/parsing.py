@@ -13,7 +13,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf, gen_parser_f
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import DictConfig
 
-from fairseq_plugins.errors import ConfigurationError, nearest_checkpoint
+from fairseq_plugins.errors import ConfigurationError, nearest_checkpoint, on_command_line
 from fairseq_plugins.process.output import say
 from fairseq_plugins.shared.checksums import check_sums
 from fairseq_plugins.shared.cli import CommandParser, advised
@@ -82,7 +82,7 @@ def refuse_wrong_arguments_of_fairseqs_tools() -> None:
         return
 
     def error(message: str) -> NoReturn:
-        say(f"error: {advised(message, parser)}")
+        say(f"error: {advised(message, parser).spelled(on_command_line)}")
         sys.exit(2)
 
     parser = _FAIRSEQS[name]()
@@ -113,9 +113,9 @@ def as_config(args: argparse.Namespace) -> DictConfig:
 def check_paths(cfg: DictConfig, blockwise_path: str | None = None) -> None:
     """Raise ConfigurationError for missing or damaged files, before anything is loaded."""
     if not cfg.common_eval.path:
-        raise ConfigurationError("--path is missing; give the checkpoint of the verifier")
+        raise ConfigurationError("--path", None, "is missing", "give the checkpoint of the verifier")
     if not Path(str(cfg.task.data)).is_dir():
-        raise ConfigurationError(f"{cfg.task.data}: no such folder; give one that fairseq-preprocess wrote")
+        raise ConfigurationError(None, cfg.task.data, "no such folder", "give one that fairseq-preprocess wrote")
     files = {
         "--path": cfg.common_eval.path,
         "--drafter-path": getattr(cfg.task, "drafter_path", None),
@@ -126,9 +126,9 @@ def check_paths(cfg: DictConfig, blockwise_path: str | None = None) -> None:
         for path in paths:
             nearest = nearest_checkpoint(path)
             if Path(path).is_dir():
-                raise ConfigurationError(f"{option} {path}: is a folder; give a checkpoint{nearest}")
+                raise ConfigurationError(option, path, "is a folder", f"give a checkpoint{nearest}")
             if not Path(path).is_file():
                 raise ConfigurationError(
-                    f"{option} {path}: no such file; give a checkpoint of fairseq-train{nearest_checkpoint(path)}"
+                    option, path, "no such file", f"give a checkpoint of fairseq-train{nearest_checkpoint(path)}"
                 )
     check_sums([Path(path) for paths in checkpoints.values() for path in paths], Path(str(cfg.task.data)))

@@ -39,7 +39,7 @@ class Session:
         except ConfigurationError:
             raise
         except ValueError as error:  # fairseq's multilingual tasks refuse their options so
-            raise ConfigurationError(f"--task {cfg.task._name}: {' '.join(str(error).split())}") from error
+            raise ConfigurationError("--task", cfg.task._name, str(error)) from error
         self.task.reports_summary = False  # the command prints its own
 
     @cached_property
@@ -217,18 +217,20 @@ def subset_errors(subset: str, data: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise ConfigurationError(
-            f"--gen-subset {subset}: no such subset in {data}; name one that fairseq-preprocess wrote there"
+            "--gen-subset", subset, f"no such subset in {data}", "name one that fairseq-preprocess wrote there"
         ) from error
     except AssertionError as error:
         raise ConfigurationError(
-            f"{data}: {subset} has different numbers of source and target sentences; binarise it again from text in "
-            "which line n of one side belongs to line n of the other"
+            None,
+            data,
+            f"{subset} has different numbers of source and target sentences",
+            "binarise it again from text in which line n of one side belongs to line n of the other",
         ) from error
     except ValueError as error:
         if "empty file" not in str(error):
             raise
         raise ConfigurationError(
-            f"{data}: {subset} has no sentences; binarise it again from text that has some"
+            None, data, f"{subset} has no sentences", "binarise it again from text that has some"
         ) from error
 
 

@@ -51,9 +51,9 @@ def read_json(file: Path, kind: type[T] | Any = Any, remedy: str = "copy it agai
     try:
         return parse_json(file.read_bytes(), kind)
     except OSError as error:
-        raise ConfigurationError(f"{file}: cannot be read ({error.strerror}); {remedy}") from error
+        raise ConfigurationError(None, file, f"cannot be read ({error.strerror})", remedy) from error
     except ValueError as error:
-        raise ConfigurationError(f"{file}: cannot be read as JSON ({error}); {remedy}") from error
+        raise ConfigurationError(None, file, f"cannot be read as JSON ({error})", remedy) from error
 
 
 def checked(values: Any, kind: type[T] | Any) -> T:

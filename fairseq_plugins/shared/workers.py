@@ -118,8 +118,10 @@ def check_trains_together(worker: Worker) -> None:
     started = worker.world_size
     if worker.spawned and started != joined:
         raise ConfigurationError(
-            f"torchrun started {started} processes, and --distributed-world-size is {joined}: each process or group "
-            f"would train a model of its own; add --distributed-world-size {started}, or without GPUs start one process"
+            "--distributed-world-size",
+            joined,
+            f"torchrun started {started} processes, so that each process or group would train a model of its own",
+            f"add {{--distributed-world-size {started}}}, or without GPUs start one process",
         )
 
 
@@ -171,6 +173,8 @@ def _run_torchrun(arguments: Sequence[str], count: int) -> None:
         raise SystemExit(128 + error.sigval) from error
     except ChildFailedError as error:
         raise ConfigurationError(
-            f"{len(error.failures)} of {count} processes failed, for the reason given above; mend it and run the same "
-            "command again: what is finished is kept"
+            None,
+            None,
+            f"{len(error.failures)} of {count} processes failed, for the reason given above",
+            "mend it and run the same command again: what is finished is kept",
         ) from error

@@ -56,7 +56,10 @@ def add_decoder(name: str, trains: bool = False) -> None:
     taken = sorted(parser._option_string_actions.keys() & {"--decoder", *map(flag, _own_names(added))})
     if taken:
         raise ConfigurationError(
-            f"--decoder: --task {name} has another option {taken[0]}; use fairseq_plugins.wrap(task, decoder=...)"
+            "--decoder",
+            None,
+            f"{{--task {name}}} has another option {taken[0]}",
+            "use fairseq_plugins.wrap(task, decoder=...)",
         )
     attributes = {"__module__": kind.__module__, "__doc__": kind.__doc__, "without_decoder": kind}
     combined = type(kind.__name__, (mixin, kind), attributes)

@@ -80,8 +80,10 @@ class Decoding:
                 options = spec.read(cfg)
             elif spec.runs_verifier:
                 raise ConfigurationError(
-                    f"--path: is a drafter (block_nat), which --decoder {spec.name} cannot verify with; give the "
-                    "verifier as --path and the drafter as --drafter-path, or use --decoder nat"
+                    "--path",
+                    None,
+                    f"is a drafter (block_nat), which {{--decoder {spec.name}}} cannot verify with",
+                    "give the verifier as {--path} and the drafter as {--drafter-path}, or use {--decoder nat}",
                 )
         samples = 0 if spec.build is None or scores_reference else samples_of(args)
         if samples:
@@ -91,8 +93,10 @@ class Decoding:
                 options = spec.read(cfg)
             if not spec.accepts_exactly(options):
                 raise ConfigurationError(
-                    f"--sampling: is not for --decoder {spec.name}, whose output depends on the drafts; use "
-                    "--decoder greedy, or one that accepts exactly"
+                    "--sampling",
+                    None,
+                    f"is not for {{--decoder {spec.name}}}, whose output depends on the drafts",
+                    "use {--decoder greedy}, or one that accepts exactly",
                 )
             args.beam = samples
         check_search_numbers(args)
@@ -101,11 +105,13 @@ class Decoding:
         if cfg.trace_file is not None:
             check_traceable(cfg.trace_file, spec, scores_reference, is_one_run)
             if task.source_dictionary is None:
-                raise ConfigurationError(f"--trace-file {cfg.trace_file}: shows source tokens, and this task has none")
+                raise ConfigurationError("--trace-file", cfg.trace_file, "shows source tokens, and this task has none")
         if cfg.stats_file is not None and is_one_run and (spec.build is None or scores_reference):
             raise ConfigurationError(
-                f"--stats-file {cfg.stats_file}: fairseq's own search counts nothing; choose another --decoder, "
-                "or leave it out"
+                "--stats-file",
+                cfg.stats_file,
+                "fairseq's own search counts nothing",
+                "choose another {--decoder}, or leave it out",
             )
         if spec.build is None or scores_reference:
             if cfg.profile is True and is_one_run:
@@ -209,8 +215,10 @@ class Decoding:
             if own is not None:
                 return own
             raise ConfigurationError(
-                f"--decoder {spec.name}: needs a drafter; add --drafter-path DRAFTER.pt (train one with "
-                "fairseq-train --task spec_dec --arch block_nat)"
+                "--decoder",
+                spec.name,
+                "needs a drafter",
+                "add {--drafter-path DRAFTER.pt} (train one with fairseq-train --task spec_dec --arch block_nat)",
             )
         if path not in self.drafters:
             self.drafters[path] = _load_drafter(path, models[0], task)
@@ -242,7 +250,7 @@ class DecodesWithDrafts(FairseqTask):
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> nn.Module:
         """Build a model; check the settings of a checkpoint first."""
         if from_checkpoint:
-            check_settings(cfg, "--path")
+            check_settings(cfg, ("--path", None))
         return super().build_model(cfg, from_checkpoint)
 
     def build_generator(self, models: Sequence[nn.Module], args: Any, *more: Any, **named: Any) -> Any:
@@ -281,7 +289,7 @@ def check_options(cfg: Any) -> None:
     stats = None if cfg.stats_file is None else destination(cfg.stats_file, "--stats-file")
     trace = None if cfg.trace_file is None else destination(cfg.trace_file, "--trace-file")
     if stats is not None and stats == trace and not stats.is_direct:
-        raise ConfigurationError(f"--trace-file {cfg.trace_file}: is the file of --stats-file; give another one")
+        raise ConfigurationError("--trace-file", cfg.trace_file, "is the file of {--stats-file}", "give another one")
 
 
 def with_args(task: Any) -> Any:
@@ -316,13 +324,18 @@ def _check_own(own: Any, task: Any, spec: MethodSpec, samples: bool) -> None:
     if not is_plain or type(own.search) not in searches:
         kind = type(own.search) if is_plain else type(own)
         raise ConfigurationError(
-            f"--decoder {spec.name}: the task {type(task).__name__} decodes with a {kind.__name__}, not with fairseq's "
-            "beam search; use --decoder beam"
+            "--decoder",
+            spec.name,
+            f"the task {type(task).__name__} decodes with a {kind.__name__}, not with fairseq's beam search",
+            "use {--decoder beam}",
         )
     refuse_unsupported_settings(own, spec.searches_beams or samples)
     if _repeat_ngram_size(own) and not spec.runs_verifier:
         raise ConfigurationError(
-            f"--no-repeat-ngram-size: is not for --decoder {spec.name}; leave it out or use --decoder gad"
+            "--no-repeat-ngram-size",
+            None,
+            f"is not for {{--decoder {spec.name}}}",
+            "leave it out or use {--decoder gad}",
         )
 
 
@@ -392,16 +405,20 @@ def _load_drafter(path: str, verifier: nn.Module, task: Any) -> BlockNat:
     if model_name(cfg).startswith("block_nat"):
         if getattr(cfg, "tune_verifier", False):
             raise ConfigurationError(
-                f"{option} {path}: holds a verifier of its own (--tune-verifier); part them with "
-                "python -m train_scripts.tools split-verifier, and decode with both"
+                option,
+                path,
+                "holds a verifier of its own ({--tune-verifier})",
+                "part them with python -m train_scripts.tools split-verifier, and decode with both",
             )
         try:
             # Before it is built: its options name layers and widths of its own verifier.
             BlockNat.check_verifier(state["model"], cfg, verifier)
         except ValueError as error:
             raise ConfigurationError(
-                f"{option} {path}: {error} than --path; give the verifier that it was trained with as --path, or "
-                "train a drafter for this one"
+                option,
+                path,
+                f"{error} than {{--path}}",
+                "give the verifier that it was trained with as {--path}, or train a drafter for this one",
             ) from error
     drafter = build_model(state, cfg, path, task, option, required=BlockNat, verifier=verifier)
     assert isinstance(drafter, BlockNat)

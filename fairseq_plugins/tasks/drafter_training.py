@@ -66,20 +66,24 @@ class TrainsDrafters(DecodesWithDrafts):
         """Check the options and the task, then set the task up."""
         if issubclass(cls, MultilingualTranslationTask):
             raise ConfigurationError(
-                "--task multilingual_translation: trains a model for each pair of languages, and a drafter is one; "
-                "decode with --decoder greedy, fast-beam, jacobi or iad, which need no drafter"
+                "--task",
+                "multilingual_translation",
+                "trains a model for each pair of languages, and a drafter is one",
+                "decode with {--decoder greedy}, fast-beam, jacobi or iad, which need no drafter",
             )
         if issubclass(cls, TranslationMultiSimpleEpochTask) and None in (cfg.source_lang, cfg.target_lang):
             raise ConfigurationError(
-                "--lang-pairs: validation decodes one pair of languages; add its --source-lang and --target-lang, and "
-                "train a drafter for each pair"
+                "--lang-pairs",
+                None,
+                "validation decodes one pair of languages",
+                "add its {--source-lang} and {--target-lang}, and train a drafter for each pair",
             )
         for name in ("glancing_start", "glancing_end"):
             value = getattr(cfg, name)
             if not 0 <= value <= 1:
-                raise ConfigurationError(f"{flag(name)} {value}: a share of the predictions; give a number from 0 to 1")
+                raise ConfigurationError(flag(name), value, "a share of the predictions", "give a number from 0 to 1")
         if cfg.blocks_per_sentence < 1:
-            raise ConfigurationError(f"--blocks-per-sentence {cfg.blocks_per_sentence}: give at least 1")
+            raise ConfigurationError("--blocks-per-sentence", cfg.blocks_per_sentence, "give at least 1")
         return super().setup_task(cfg, **kwargs)
 
     @property
@@ -94,7 +98,7 @@ class TrainsDrafters(DecodesWithDrafts):
             verifier = build_model(state, cfg, self._options.verifier_path, self, "--verifier-path")
             if isinstance(verifier, BlockNat):
                 raise ConfigurationError(
-                    f"--verifier-path {self._options.verifier_path}: is a drafter; give an autoregressive model"
+                    "--verifier-path", self._options.verifier_path, "is a drafter", "give an autoregressive model"
                 )
             self._verifier = verifier.requires_grad_(False)
         return self._verifier
@@ -103,14 +107,20 @@ class TrainsDrafters(DecodesWithDrafts):
         self.loading_checkpoint = from_checkpoint
         if from_checkpoint and _is_drafter(cfg) and _needs_verifier(cfg) and self._options.verifier_path is None:
             raise ConfigurationError(
-                "--path: is a drafter (block_nat), which reads the states of its verifier; give the verifier as --path "
-                "and the drafter as --drafter-path, with --decoder gad (in fairseq-validate: add --verifier-path)"
+                "--path",
+                None,
+                "is a drafter (block_nat), which reads the states of its verifier",
+                "give the verifier as {--path} and the drafter as {--drafter-path}, with {--decoder gad} (in "
+                "fairseq-validate: add --verifier-path)",
             )
         if self._options.block_size is None and not from_checkpoint and _is_drafter(cfg):
             self._options.block_size = _DEFAULT_BLOCK_SIZE
         if _is_drafter(cfg) and self.source_dictionary is None:
             raise ConfigurationError(
-                "--arch block_nat: drafts where the source is tokens; decode with --decoder greedy, fast-beam or jacobi"
+                "--arch",
+                "block_nat",
+                "drafts where the source is tokens",
+                "decode with {--decoder greedy}, fast-beam or jacobi",
             )
         if from_checkpoint:
             check_task(cfg, self, "--path")
@@ -121,8 +131,10 @@ class TrainsDrafters(DecodesWithDrafts):
             attention, count = model.decoder.drafter_attention, self._options.blocks_per_sentence
             if attention == "full" and count > 1:
                 raise ConfigurationError(
-                    f"--blocks-per-sentence {count}: with --drafter-attention full a pass has one prefix; use 1 block "
-                    "or --drafter-attention prefix-causal"
+                    "--blocks-per-sentence",
+                    count,
+                    "with {--drafter-attention full} a pass has one prefix",
+                    "use 1 block or {--drafter-attention prefix-causal}",
                 )
         return model
 
@@ -134,8 +146,10 @@ class TrainsDrafters(DecodesWithDrafts):
         updates = self._options.glancing_updates or self._options.max_update
         if updates < 1:
             raise ConfigurationError(
-                "--glancing-updates: not set, and --max-update gives no end of training to fall towards; "
-                "give --glancing-updates N"
+                "--glancing-updates",
+                None,
+                "not set, and {--max-update} gives no end of training to fall towards",
+                "give {--glancing-updates N}",
             )
         return start + min(update / updates, 1.0) * (end - start)
 
@@ -258,7 +272,7 @@ def _in_bf16(criterion: Any) -> Any:
 
     def forward(model: nn.Module, sample: dict[str, Any]) -> Any:
         if sample["target"].device.type != "cpu":
-            raise ConfigurationError("--cpu-bf16: trains on a GPU; use --bf16 there, or add --cpu")
+            raise ConfigurationError("--cpu-bf16", None, "trains on a GPU", "use {--bf16} there, or add {--cpu}")
         with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
             return criterion(model, sample)
 

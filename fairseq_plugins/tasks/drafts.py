@@ -53,9 +53,9 @@ class TaskDrafts:
 
     def __init__(self, paths: str | None, task: Any, is_one_run: bool) -> None:
         if paths is None:
-            raise ConfigurationError("--decoder reuse: has no drafts; add --drafts FILE, a line a sentence")
+            raise ConfigurationError("--decoder", "reuse", "has no drafts", "add {--drafts FILE}, a line a sentence")
         if not is_one_run and not task.datasets:
-            raise ConfigurationError(f"--drafts {paths}: is for fairseq's commands; give translate(drafts=...)")
+            raise ConfigurationError("--drafts", paths, "is for fairseq's commands", "give translate(drafts=...)")
         self._paths, self._task = paths.split(":"), task
         self._drafts: list[list[list[int]]] | None = None  # of every file, ids of every sentence
 
@@ -67,8 +67,10 @@ class TaskDrafts:
         for path, drafts in zip(self._paths, self._drafts, strict=True):
             if max(numbers) >= len(drafts):
                 raise ConfigurationError(
-                    f"--drafts {path}: has {len(drafts)} lines, and there is a sentence {max(numbers) + 1}; give a "
-                    "draft a line, an empty line for none"
+                    "--drafts",
+                    path,
+                    f"has {len(drafts)} lines, and there is a sentence {max(numbers) + 1}",
+                    "give a draft a line, an empty line for none",
                 )
         return [[drafts[number] for drafts in self._drafts] for number in numbers]
 

@@ -10,7 +10,7 @@ from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationTask
 from torch import Tensor
 
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, flag
 from fairseq_plugins.process.ending import fail
 from fairseq_plugins.shared.invalid_text import mend_lines, read_invalid_text
 from fairseq_plugins.shared.session import subset_errors
@@ -29,20 +29,24 @@ class Translation(TranslationTask):
         read_invalid_text()
         data = utils.split_paths(cfg.data)[0]
         if not os.path.isdir(data):
-            raise ConfigurationError(f"{data}: no such folder; give one that fairseq-preprocess wrote")
+            raise ConfigurationError(None, data, "no such folder", "give one that fairseq-preprocess wrote")
         try:
             return super().setup_task(cfg, **kwargs)
         except FileNotFoundError as error:
             raise ConfigurationError(
-                f"{data}: has no {os.path.basename(error.filename or str(error))}; give a folder that "
-                "fairseq-preprocess wrote, and its --source-lang and --target-lang"
+                None,
+                data,
+                f"has no {os.path.basename(error.filename or str(error))}",
+                "give a folder that fairseq-preprocess wrote, and its {--source-lang} and {--target-lang}",
             ) from error
         except Exception as error:
             if "Could not infer language pair" not in str(error):
                 raise
             raise ConfigurationError(
-                f"{data}: holds no training or test data by which to tell the languages; give a folder that "
-                "fairseq-preprocess wrote, or --source-lang and --target-lang"
+                None,
+                data,
+                "holds no training or test data by which to tell the languages",
+                "give a folder that fairseq-preprocess wrote, or {--source-lang} and {--target-lang}",
             ) from error
 
     def build_dataset_for_inference(self, src_tokens: Sequence[Tensor], src_lengths: Any, **more: Any) -> Any:
@@ -68,8 +72,10 @@ class Translation(TranslationTask):
         if first is not None:
             if prefix_tokens is not None:
                 raise ConfigurationError(
-                    f"--forced-first-token {self.cfg.forced_first_token}: contradicts --prefix-size, whose targets "
-                    "begin with it; leave one of them out"
+                    "--forced-first-token",
+                    self.cfg.forced_first_token,
+                    "contradicts {--prefix-size}, whose targets begin with it",
+                    "leave one of them out",
                 )
             prefix_tokens = sample["net_input"]["src_tokens"].new_full(
                 (sample["net_input"]["src_lengths"].numel(), 1), first
@@ -81,7 +87,10 @@ class Translation(TranslationTask):
         token = getattr(self.cfg, name)
         if token is not None and token not in dictionary:
             raise ConfigurationError(
-                f"--{name.replace('_', '-')} {token}: is not in the dictionary; give a token of dict.LANGUAGE.txt"
+                flag(name),
+                token,
+                "is not in the dictionary",
+                "give a token of dict.LANGUAGE.txt",
             )
         return None if token is None else dictionary.index(token)
 

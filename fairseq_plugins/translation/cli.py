@@ -22,12 +22,12 @@ import torch
 from fairseq_plugins.api import Model, Translation, load
 from fairseq_plugins.api.files import GPT2_FILES, find_files
 from fairseq_plugins.api.generators import BATCH_SIZE
-from fairseq_plugins.api.options import LOAD
+from fairseq_plugins.api.options import LOAD, spelling_of
 from fairseq_plugins.api.results import CallStatistics
 from fairseq_plugins.api.spelling import on_command_line
 from fairseq_plugins.data.sentences import join_text, split_text
 from fairseq_plugins.decoding import methods
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, flag
 from fairseq_plugins.process.ending import fail
 from fairseq_plugins.process.output import counted, say
 from fairseq_plugins.shared.cli import CommandParser, run_command
@@ -113,10 +113,10 @@ def set_options(args: argparse.Namespace) -> dict[str, Any]:
     for item in args.set:
         name, equals, value = item.partition("=")
         if not equals or not name:
-            raise ConfigurationError(f"--set {item}: give NAME=VALUE, such as --set lenpen=0.6")
+            raise ConfigurationError("--set", item, "give NAME=VALUE, such as {--set lenpen=0.6}")
         name = name.replace("-", "_")
         if name in vars(args) and name not in LOAD.known:
-            raise ConfigurationError(f"--set {item}: has its own option; give --{name.replace('_', '-')}")
+            raise ConfigurationError("--set", item, "has its own option", f"give {{{flag(name)}}}")
         options[name] = value
     return options
 
@@ -250,6 +250,8 @@ def run(argv: Sequence[str]) -> None:
     try:
         _run(args, argv)
     except ConfigurationError as error:
+        if not error.is_text:
+            raise
         raise ConfigurationError(on_command_line(error, vars(args))) from None
 
 
@@ -258,19 +260,19 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
     worker = find_worker()
     options = set_options(args)
     if args.input is not None and not Path(args.input).is_file():
-        raise ConfigurationError(f"--input {args.input}: no such file; give raw text, a sentence a line")
+        raise ConfigurationError("--input", args.input, "no such file", "give raw text, a sentence a line")
     if args.nbest > 1 and args.output_format != "jsonl":
-        raise ConfigurationError(f"--nbest {args.nbest}: a line of text is one; add --output-format jsonl")
+        raise ConfigurationError("--nbest", args.nbest, "a line of text is one", "add {--output-format jsonl}")
     if args.split == "sentences" and args.drafts is not None:
-        raise ConfigurationError("--split sentences: --drafts are for whole lines; leave one of them out")
+        raise ConfigurationError("--split", "sentences", "{--drafts} are for whole lines", "leave one of them out")
     if args.alignments and args.output_format != "jsonl":
-        raise ConfigurationError("--alignments: a line of text has none; add --output-format jsonl")
+        raise ConfigurationError("--alignments", None, "a line of text has none", "add {--output-format jsonl}")
     output = None if args.output is None else destination(args.output, "--output")
     if args.input is not None and output is not None and output.path.exists() and output.path.samefile(args.input):
-        raise ConfigurationError(f"--output {args.output}: is the file of --input; give another one")
+        raise ConfigurationError("--output", args.output, "is the file of {--input}", "give another one")
     in_shards = args.input is not None and output is not None and not output.is_direct
     if not in_shards and (worker.num_workers > 1 or (args.processes or 1) > 1):
-        raise ConfigurationError("--processes: several processes share a file; give --input and --output")
+        raise ConfigurationError("--processes", None, "several processes share a file", "give {--input} and {--output}")
     if in_shards and not worker.spawned:
         processes = args.processes or (1 if args.device is not None else max(1, torch.cuda.device_count()))
         if processes > 1:
@@ -391,7 +393,7 @@ def _translate_stream(translator: Translator, output: Destination | None) -> Non
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `spec-dec-translate`."""
-    return run_command(NAME, run, argv)
+    return run_command(NAME, run, argv, spelling_of(get_parser()))
 
 
 if __name__ == "__main__":

@@ -23,14 +23,16 @@ def draft_sources(args: argparse.Namespace) -> "DraftSources | None":
     Raises ConfigurationError for contradicting options, and files that do not fit.
     """
     if args.memory is None and args.memory_add:
-        raise ConfigurationError("--memory-add: adds to a memory; give --memory FOLDER")
+        raise ConfigurationError("--memory-add", None, "adds to a memory", "give {--memory FOLDER}")
     if args.drafts is None and args.memory is None:
         return None
     if args.decoder not in (None, "reuse"):
         option = "--memory" if args.drafts is None else "--drafts"
-        raise ConfigurationError(f"{option}: is for --decoder reuse, not {args.decoder}; leave one of them out")
+        raise ConfigurationError(
+            option, None, f"is for {{--decoder reuse}}, not {args.decoder}", "leave one of them out"
+        )
     if args.drafts is not None and args.input is None:
-        raise ConfigurationError("--drafts: have a line for each line of a file; give --input")
+        raise ConfigurationError("--drafts", None, "have a line for each line of a file", "give {--input}")
     return DraftSources(args.drafts or [], args.input, args.memory, args.memory_add)
 
 

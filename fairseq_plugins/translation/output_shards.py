@@ -127,8 +127,10 @@ class OutputShards:
                         raise
         if not _is_ours(self._folder):
             raise ConfigurationError(
-                f"{_OPTION} {self.output.path}: {self._folder} is there, and is not an unfinished translation; rename "
-                "it, or give another file"
+                _OPTION,
+                self.output.path,
+                f"{self._folder} is there, and is not an unfinished translation",
+                "rename it, or give another file",
             )
 
     def _check_origin(self, made_from: dict[str, Any]) -> int:
@@ -138,14 +140,16 @@ class OutputShards:
             count = int(before["parts"])
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(
-                f"{_OPTION} {self.output.path}: {file} is broken; remove {self._folder}, or give another file"
+                _OPTION, self.output.path, f"{file} is broken", f"remove {self._folder}, or give another file"
             ) from error
         changed = [name for name in {**made_from, **before} if made_from.get(name) != before.get(name)]
         changed = [name for name in changed if name != "parts"]
         if changed:
             raise ConfigurationError(
-                f"{_OPTION} {self.output.path}: {self._folder} was begun with other {', '.join(changed)}; remove that "
-                "folder, or give another file"
+                _OPTION,
+                self.output.path,
+                f"{self._folder} was begun with other {', '.join(changed)}",
+                "remove that folder, or give another file",
             )
         return count
 

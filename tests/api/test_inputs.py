@@ -75,26 +75,26 @@ def test_a_memory_gets_all_pairs_or_none(tmp_path: Path) -> None:
         assert memory.path.read_bytes() == before and len(memory) == 1
     for line in ('{"source": "\\ud83d", "target": "a"}', "[" * 100_000, '{"source": "a", "target": 1}'):
         memory.path.write_text(line + "\n")
-        with pytest.raises(ConfigurationError, match=r"memory.jsonl: line 1 is no output; remove it"):
+        with pytest.raises(ConfigurationError, match='memory.jsonl": line 1 is no output; remove it'):
             Memory(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"beam": "1"}, "beam='1': give a whole number or None, not str"),
+        ({"beam": "1"}, 'beam="1": give a whole number or None, not str'),
         ({"beam": 1.5}, "beam=1.5: give a whole number or None, not float"),
         ({"batch_size": 1.5}, "batch_size=1.5: give a whole number, not float"),
         ({"batch_size": True}, "batch_size=True: give a whole number, not bool"),
         ({"num_hypotheses": 0}, "num_hypotheses=0: give a whole number of at least 1"),
         ({"max_len_a": float("nan")}, "max_len_a=nan: give a number$"),
         ({"max_len_b": -1}, "max_len_b=-1: give a whole number of at least 0"),
-        ({"min_len": None}, "min_len=None: give a whole number, not None"),
+        ({"min_len": None}, "min_len: give a whole number, not None"),
         ({"lenpen": 2000}, "lenpen=2000: give a number of at most 70"),
-        ({"unkpen": "high"}, "unkpen='high': give a number, not str"),
+        ({"unkpen": "high"}, 'unkpen="high": give a number, not str'),
         ({"unnormalized": 1}, "unnormalized=1: give True or False, not int"),
-        ({"split": "words"}, "split='words': give None or \"sentences\""),
-        ({"on_error": "ignore"}, 'on_error=\'ignore\': give "raise" or "skip"'),
+        ({"split": "words"}, 'split="words": give None or "sentences"'),
+        ({"on_error": "ignore"}, 'on_error="ignore": give "raise" or "skip"'),
         ({"split": "sentences", "return_scores": True}, "split=.*return_scores"),
         ({"split": "sentences", "drafts": ["a"]}, "split=.*drafts"),
     ],
@@ -116,11 +116,11 @@ def test_numbers_of_numpy_and_torch_are_numbers(model: Model, expected: list[str
         ({"folder": b"folder"}, "folder=b'folder': give text or None, not bytes"),
         ({"folder": 3}, "folder=3: give text"),
         ({"drafter": ["a"]}, r"drafter=\['a'\]: give text or None, not a list"),
-        ({"threads": "2"}, "threads='2': give a whole number or None, not str"),
+        ({"threads": "2"}, 'threads="2": give a whole number or None, not str'),
         ({"threads": 0}, "threads=0: give a whole number of at least 1"),
         ({"device": 1.5}, "device=1.5: give text or None, not float"),
-        ({"task": None}, "task=None: give text, not None"),
-        ({"task_options": "a"}, "task_options='a': give a dict or None, not str"),
+        ({"task": None}, "task: give text, not None"),
+        ({"task_options": "a"}, 'task_options="a": give a dict or None, not str'),
         ({"lenpen": 2000}, "lenpen=2000: give a number of at most 70"),
         ({"max_len_a": float("nan")}, "max_len_a=nan: give a number$"),
         ({"min_len": -1}, "min_len=-1: give a whole number of at least 0"),

@@ -117,10 +117,10 @@ def test_other_files_are_refused(tmp_path: Path, line: str) -> None:
 
 def test_folders_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match="file/memory.jsonl: cannot be read"):
+    with pytest.raises(ConfigurationError, match='file/memory.jsonl": cannot be read'):
         Memory(tmp_path / "file")
     (tmp_path / FILE).mkdir()
-    with pytest.raises(ConfigurationError, match="memory.jsonl: cannot be read"):
+    with pytest.raises(ConfigurationError, match='memory.jsonl": cannot be read'):
         Memory(tmp_path)
 
 

@@ -122,7 +122,7 @@ def test_options_of_a_call_are_those_of_load(model: Model) -> None:
     for wrong, message in (
         ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size: is no option of translate; give it to load"),
         ({"max_len": 3}, "max_len: no such option; did you mean max_len_"),
-        ({"min_len": "many"}, "min_len='many': give a whole number, not str"),
+        ({"min_len": "many"}, 'min_len="many": give a whole number, not str'),
     ):
         with pytest.raises(ConfigurationError, match=message):
             model.translate("Так .", **wrong)  # type: ignore[call-overload]
@@ -288,20 +288,20 @@ def test_text_without_subwords(corpus: Corpus) -> None:
 REFUSED = [
     ({"folder": "none"}, "none: no such folder"),
     ({}, "no model is named"),
-    ({"verifier": "{ua}/verifier.pt"}, "data= is missing"),
-    ({"verifier": "none.pt", "data": "{ua}"}, "verifier none.pt: no such file"),
-    ({"folder": "{ua}", "decoder": "fast"}, "decoder 'fast': choose from beam, "),
+    ({"verifier": "{ua}/verifier.pt"}, "data: is missing"),
+    ({"verifier": "none.pt", "data": "{ua}"}, 'verifier="none.pt": no such file'),
+    ({"folder": "{ua}", "decoder": "fast"}, 'decoder="fast": no such value; choose from beam, '),
     ({"folder": "{ua}", "decoder": "blockwise"}, "blockwise.pt: no such file"),
     ({"folder": "{ua}", "block_sizes": 3}, "block_sizes: no such option; did you mean block_size?"),
     ({"folder": "{ua}", "prefix_size": 3}, "prefix_size: no such option; there are "),
-    ({"folder": "{ua}", "block_size": "three"}, "block_size='three': is not a value"),
+    ({"folder": "{ua}", "block_size": "three"}, 'block_size="three": is not a value'),
     ({"folder": "{ua}", "decoder": "iad", "drafter": "{ua}/drafter.pt"}, 'decoder="iad" uses no drafter'),
     ({"folder": "{ua}", "decoder": "greedy", "preset": "high-quality"}, "preset=high-quality: is for "),
-    ({"folder": "{ua}", "device": "cuda:9"}, "device 'cuda:9': there are "),
-    ({"folder": "{ua}", "device": "none"}, "device 'none': choose cpu"),
-    ({"folder": "{ua}", "precision": "int4"}, "precision 'int4': choose from"),
-    ({"folder": "{ua}", "subwords": "none.model"}, "subwords none.model: no such file"),
-    ({"folder": "{ua}", "tokenizer": "spacy"}, "tokenizer='spacy': choose moses or none"),
+    ({"folder": "{ua}", "device": "cuda:9"}, 'device="cuda:9": there are '),
+    ({"folder": "{ua}", "device": "none"}, 'device="none": choose cpu'),
+    ({"folder": "{ua}", "precision": "int4"}, 'precision="int4": no such value; choose from'),
+    ({"folder": "{ua}", "subwords": "none.model"}, 'subwords="none.model": no such file'),
+    ({"folder": "{ua}", "tokenizer": "spacy"}, 'tokenizer="spacy": choose moses or none'),
     ({"folder": "{ua}", "source_lang": "uk"}, "has no dict.uk.txt; it has those of src, tgt"),
     ({"folder": "{ua}", "drafter": "{m30k}/drafter.pt"}, "give the verifier that it was trained with"),
 ]

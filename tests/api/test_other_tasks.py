@@ -72,7 +72,7 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
     family.save(tmp_path)
     given = arguments(family, tmp_path)
     for changed, message in (
-        ({"task": "translate"}, "task 'translate': no such task; there are .*translation_multi_simple_epoch"),
+        ({"task": "translate"}, 'task="translate": no such value; did you mean translation'),
         ({"lang_pairs": "en-de"}, "lang_pairs: .* give options of the task translation_multi_simple_epoch as task_opt"),
         ({"task": "spec_dec"}, "task_options=.*: are for another task; give task="),
     ):

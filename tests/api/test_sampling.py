@@ -62,7 +62,7 @@ def test_sentences_of_a_line_have_their_own_samples(tmp_path: Path) -> None:
     assert len({sentence["text"] for sentence in (*line["sentences"], *alone["sentences"])}) == 5
 
 
-@pytest.mark.parametrize("options, named", [({"sampling_topk": 3}, "sampling_topk=3"), ({"seed": "x"}, "seed='x'")])
+@pytest.mark.parametrize("options, named", [({"sampling_topk": 3}, "sampling_topk=3"), ({"seed": "x"}, 'seed="x"')])
 def test_mistakes(model: Model, options: dict, named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         model.translate("week", **options)

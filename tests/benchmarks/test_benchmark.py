@@ -20,6 +20,7 @@ from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.state import Draft
 from fairseq_plugins.errors import ConfigurationError
 from tests.conftest import Corpus
+from tests.errors import error_about
 from tests.pretended_gpu import moved, pretended_gpu
 from tests.support import (
     Options,
@@ -244,7 +245,7 @@ def test_drawn_lengths_have_the_stated_mean() -> None:
     assert min(emitted) == 1 and max(emitted) == 26
     longer = _replay([[4] * 500] * 100, probability)
     assert torch.equal(longer.tokens[:, :400], replayed.tokens)
-    with pytest.raises(ConfigurationError, match="--block-size 5: too short to replay 6.13 tokens per iteration"):
+    with error_about("--block-size", "too short to replay 6.13 tokens per iteration"):
         replay.acceptance_probability(6.13, 5)
 
 

@@ -10,6 +10,7 @@ import torch
 import fairseq_plugins
 from fairseq_plugins.checkpoint.loading import check_task
 from fairseq_plugins.errors import ConfigurationError
+from tests.errors import error_about
 from tests.support import make_args, make_task, make_transformer
 
 REFUSED = (
@@ -25,13 +26,13 @@ REFUSED = (
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_task_with_tokens_of_its_own_is_refused(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"--path: was trained with --task {name}, .*give --task {name} "):
+    with error_about("--path", f"was trained with --task {name}, .*give --task {name} "):
         make_task().build_model(Namespace(task=name, arch="transformer"), from_checkpoint=True)
 
 
 def test_language_tokens_are_refused_by_the_option_that_named_them() -> None:
     model = Namespace(task="mine", encoder_langtok="src", decoder_langtok=True)
-    with pytest.raises(ConfigurationError, match="--task mine and --encoder-langtok, "):
+    with error_about("--path", "--task mine and --encoder-langtok, "):
         check_task(model, make_task(), "--path")
 
 
@@ -67,5 +68,5 @@ def test_a_file_is_refused_as_verifier_of_the_api_and_of_training(tmp_path: Path
         loaded = fairseq_plugins.load(tmp_path, source_lang="en", target_lang="de", device="cpu")
         loaded.translate("w1")
     task.cfg.verifier_path = str(checkpoint)
-    with pytest.raises(ConfigurationError, match=f"--verifier-path: {message}"):
+    with error_about("--verifier-path", message):
         task.training_verifier()

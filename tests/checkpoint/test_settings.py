@@ -18,6 +18,7 @@ from fairseq_plugins.checkpoint.loading import load_model
 from fairseq_plugins.checkpoint.settings import check_settings
 from fairseq_plugins.errors import ConfigurationError
 from tests.conftest import TINY, Corpus
+from tests.errors import error_about
 from tests.support import make_args, make_task, run_in_process
 from train_scripts.tools.models import model_options
 
@@ -48,7 +49,7 @@ def test_no_setting_of_any_architecture_is_evaluated(arch: str, tmp_path: Path) 
     except (TypeError, AttributeError):  # hydra's own, or fairseq's faults
         defaults = Namespace(arch=arch)
     try:
-        check_settings(deepcopy(defaults), "--path")
+        check_settings(deepcopy(defaults), ("--path", None))
     except ConfigurationError as refusal:
         assert "is not decoded here" in str(refusal)
         return
@@ -63,7 +64,7 @@ def test_no_setting_of_any_architecture_is_evaluated(arch: str, tmp_path: Path) 
         for value in (planted, [planted], {"a": [planted]}):
             args = Namespace(**{**vars(defaults), name: value})
             try:
-                check_settings(args, "--path")
+                check_settings(args, ("--path", None))
             except ConfigurationError as refusal:
                 assert name in str(refusal)
             else:
@@ -87,8 +88,8 @@ def test_the_setting_is_named(settings: dict[str, Any], named: str) -> None:
     for made in (Namespace, lambda **all: OmegaConf.create(all, flags={"allow_objects": True})):
         if made is not Namespace and any(isinstance(value, (torch.Tensor, dict)) for value in settings.values()):
             continue
-        with pytest.raises(ConfigurationError, match=f"--path x.pt: .*{named}"):
-            check_settings(made(**{**vars(make_args(arch="transformer")), **settings}), "--path x.pt")
+        with error_about("--path", f"x.pt: .*{named}"):
+            check_settings(made(**{**vars(make_args(arch="transformer")), **settings}), ("--path", "x.pt"))
 
 
 def test_ordinary_text_is_kept() -> None:
@@ -100,7 +101,7 @@ def test_ordinary_text_is_kept() -> None:
         "lang_pairs": "en-de,de-en",
     }
     args = make_args(arch="transformer", encoder_embed_path="/dev/zero", restore_file="x(1).pt", **kept)
-    check_settings(args, "--path")
+    check_settings(args, ("--path", None))
     assert {name: getattr(args, name) for name in kept} == kept
     # Weights come from the checkpoint; the last is not an option of a model.
     assert args.encoder_embed_path is None and args.restore_file is None

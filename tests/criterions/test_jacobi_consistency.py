@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from fairseq_plugins.criterions.jacobi_consistency import JacobiConsistency, consistent_rows
-from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
+from tests.errors import error_about, refused
 from tests.learned import _batch, _learn
 from tests.support import Options, decode, fairseq_greedy, ids, make_drafter, make_sample, make_task, make_transformer
 
@@ -160,14 +160,14 @@ def test_training_lowers_iterations_and_is_deterministic() -> None:
 
 def test_a_drafter_and_pytorchs_data_parallelism_are_refused() -> None:
     task, model, sample = training_batch()
-    with pytest.raises(ConfigurationError, match="give --arch transformer"):
+    with error_about("--criterion", "give --arch transformer"):
         JacobiConsistency(task, 0.1)(make_drafter(task), sample)
     wrapped = torch.nn.Module()
     # DistributedDataParallel needs a process group.
     wrapped.module = DistributedDataParallel.__new__(DistributedDataParallel)
     torch.nn.Module.__init__(wrapped.module)
     wrapped.module.module = model
-    with pytest.raises(ConfigurationError, match="--ddp-backend legacy_ddp"):
+    with error_about("--criterion", "--ddp-backend legacy_ddp"):
         JacobiConsistency(task, 0.1)(wrapped, sample)
 
 
@@ -180,5 +180,5 @@ def test_a_drafter_and_pytorchs_data_parallelism_are_refused() -> None:
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         JacobiConsistency(make_task(30), 0.1, **options)

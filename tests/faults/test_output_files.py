@@ -24,6 +24,7 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.process import ending
 from fairseq_plugins.shared.files import destination, write_atomically
 from fairseq_plugins.shared.partial_file import PartialFile
+from tests.errors import error_about
 from tests.faults.released import Released, options, prepare
 from tests.support import REPOSITORY
 
@@ -142,7 +143,7 @@ def test_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, w
     Path("link to folder").symlink_to("folder")
     Path("loop").symlink_to("loop")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ConfigurationError, match=f"^--stats-file {name or '.?'}: (is a folder|cannot be written)"):
+    with error_about("--stats-file", f"^--stats-file {name or '.?'}: (is a folder|cannot be written)"):
         write(name)
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -214,7 +215,7 @@ def test_failure_that_closing_notices(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_old_content_survives_a_failed_write(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     path.write_text("old")
-    with files_of_at_most(1000), pytest.raises(ConfigurationError, match="--results .*File too large"):
+    with files_of_at_most(1000), error_about("--results", "File too large"):
         write_atomically(path, "x" * 2000, "--results")
     assert path.read_text() == "old" and [file.name for file in tmp_path.iterdir()] == ["table.json"]
 
@@ -227,7 +228,7 @@ def test_full_file_system(small_disk: Path, capsys: pytest.CaptureFixture[str]) 
     stats.close()
     assert capsys.readouterr().err.startswith(f"error: --stats-file {small_disk}/stats: {FULL}")
     assert ending._has_failed and not (small_disk / "stats").exists()
-    with pytest.raises(ConfigurationError, match="--results .*free disk space"):
+    with error_about("--results", "free disk space"):
         write_atomically(small_disk / "table.json", "x" * 20_000, "--results")
     assert [file.name for file in small_disk.iterdir()] == ["stats.partial"]
 

@@ -18,6 +18,7 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
 from fairseq_plugins.models.positions import position_table
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
+from tests.errors import error_about, refused
 from tests.support import make_args, make_drafter, make_sample, make_task, make_transformer
 
 OPTIONS: list[dict[str, Any]] = [
@@ -152,12 +153,12 @@ def test_half_precision_copy_of_a_verifier_is_accepted() -> None:
 
 def test_encoder_of_another_width_is_refused() -> None:
     task = make_task(30)
-    with pytest.raises(ConfigurationError, match="--encoder-embed-dim 24"):
+    with error_about("--encoder-embed-dim"):
         make_drafter(task, 1, share_encoder=True, verifier=make_transformer(task, 0, encoder_embed_dim=24))
 
 
 def test_sharing_without_a_verifier_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="--verifier-path"):
+    with error_about("--verifier-path"):
         make_drafter(make_task(30), 1, share_encoder=True)
 
 
@@ -313,10 +314,10 @@ def test_initial_decoder_of_a_drafter_of_another_verifier(tmp_path: Path) -> Non
 def test_unsuitable_initial_encoder_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     task, path = make_task(30), tmp_path / "base.pt"
     save_stock_checkpoint(task, path)
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         build_drafter(task, init_encoder_from=str(path), **options)
 
 
 def test_missing_initial_encoder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="--init-encoder-from .*no such file"):
+    with error_about("--init-encoder-from", "no such file"):
         build_drafter(make_task(30), init_encoder_from=str(tmp_path / "none.pt"))

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from fairseq_plugins.checkpoint.loading import load_model
-from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
 from fairseq_plugins.tasks.options import SpecDecConfig
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.conftest import Corpus
+from tests.errors import error_about
 from tests.support import make_sample
 
 
@@ -47,16 +47,16 @@ def test_number_of_heads(corpus: Corpus) -> None:
     path = str(corpus.verifier)
     assert build(make_task(corpus.data), base_path=path).decoder.heads == 4
     assert build(make_task(corpus.data, block_size=6), base_path=path).decoder.heads == 6
-    with pytest.raises(ConfigurationError, match="--blockwise-heads 1: give at least 2"):
+    with error_about("--blockwise-heads", "give at least 2"):
         build(make_task(corpus.data), base_path=path, blockwise_heads=1)
 
 
 def test_unsuitable_bases_are_refused(corpus: Corpus, tmp_path: Path) -> None:
     task = make_task(corpus.data)
-    with pytest.raises(ConfigurationError, match="--base-path .*none.pt: no such file"):
+    with error_about("--base-path", "none.pt: no such file"):
         build(task, base_path=str(tmp_path / "none.pt"))
-    with pytest.raises(ConfigurationError, match="--base-path .*do not fit"):
+    with error_about("--base-path", "do not fit"):
         build(task, base_path=str(corpus.drafter))
     task.tgt_dict.add_symbol("another")
-    with pytest.raises(ConfigurationError, match="--base-path .*do not fit"):
+    with error_about("--base-path", "do not fit"):
         build(task, base_path=str(corpus.verifier))

@@ -11,9 +11,9 @@ import pytest
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from hydra.core.config_store import ConfigStore
 
-from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.beside import add_decoder, task_beside_decoder
 from fairseq_plugins.tasks.decoding import DecodesWithDrafts
+from tests.errors import error_about
 from tests.families import FAMILIES
 from tests.support import REPOSITORY
 
@@ -73,7 +73,7 @@ def test_an_option_of_the_same_name_is_refused() -> None:
             parser.add_argument("--block-size")
 
     TASK_REGISTRY["clashing"] = Clashing
-    with pytest.raises(ConfigurationError, match="--task clashing has another option --block-size; use .*wrap"):
+    with error_about("--decoder", "--task clashing has another option --block-size; use .*wrap"):
         add_decoder("clashing")
 
 

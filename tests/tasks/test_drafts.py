@@ -8,6 +8,7 @@ import sentencepiece
 
 from fairseq_plugins.errors import ConfigurationError
 from tests.conftest import Corpus
+from tests.errors import error_about, refused
 from tests.support import REPOSITORY, run_in_process
 
 
@@ -54,9 +55,9 @@ def test_files_that_do_not_fit_are_refused(corpus: Corpus, tmp_path: Path) -> No
         (other, "other.tgt: 108 of 108 tokens are not in the target's dictionary"),
         (tmp_path / "none", "none: no such file"),
     ):
-        with pytest.raises(ConfigurationError, match=message):
+        with refused(message):
             generate(corpus, f"--task spec_dec --decoder reuse --drafts {files}")
-    with pytest.raises(ConfigurationError, match="--decoder reuse: has no drafts; add --drafts FILE"):
+    with error_about("--decoder", "has no drafts; add --drafts FILE"):
         generate(corpus, "--task spec_dec --decoder reuse")
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import fairseq_plugins
-from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.beside import add_decoder, task_beside_decoder, trains_drafter
 from tests.api.test_other_tasks import arguments
+from tests.errors import refused
 from tests.families import FAMILIES, VOCABULARY
 from tests.support import run_in_process
 from tests.tasks.test_beside import registries
@@ -62,7 +62,7 @@ def test_drafter_of_twenty_updates(name: str, tmp_path: Path) -> None:
 )
 def test_what_has_no_drafter_is_refused(task: str, more: str, message: str, tmp_path: Path) -> None:
     add_decoder(task, trains=True)
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         run_in_process("train", f"{tmp_path} --task {task} {more} {TRAINING} --save-dir {tmp_path}/drafter")
 
 

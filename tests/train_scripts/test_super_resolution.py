@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from fairseq_plugins.errors import ConfigurationError
+from tests.errors import error_about, refused
 from tests.test_demo_script import ROOT, quick, run_recipe
 from train_scripts.tools.__main__ import main
 from train_scripts.tools.super_resolution import (
@@ -45,7 +46,7 @@ def test_raster_scan_order_and_back() -> None:
     [("", "0 intensities"), ("1 2 3 4", "4 intensities"), ("1 2 256", "256"), ("1 <unk> 3", "<unk>")],
 )
 def test_invalid_lines_are_refused(line: str, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         from_line(line, "file")
 
 
@@ -86,9 +87,9 @@ def test_pictures_are_cut_and_joined(tiles: int) -> None:
 
 
 def test_impossible_pictures_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="--test 5: give a multiple of 2 x 2"):
+    with error_about("--test", "give a multiple of 2 x 2"):
         draw_pictures([gradient(240, 60)], "test", 5, 16, 2, np.random.default_rng(0))
-    with pytest.raises(ConfigurationError, match="--tiles 4: pictures of 64 pixels, but the test part .* has 108 x 60"):
+    with error_about("--tiles", "pictures of 64 pixels, but the test part .* has 108 x 60"):
         draw_pictures([gradient(240, 60)], "test", 16, 16, 4, np.random.default_rng(0))
 
 
@@ -110,12 +111,12 @@ def test_corpus_is_deterministic(tmp_path: Path) -> None:
 
 
 def test_unusable_photographs_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="--photographs .*none.jpg: No such file"):
+    with error_about("--photographs", "No such file"):
         read_photograph(tmp_path / "none.jpg")
     (tmp_path / "text.jpg").write_text("no image")
     with pytest.raises(ConfigurationError, match="text.jpg: is no image"):
         read_photograph(tmp_path / "text.jpg")
-    with pytest.raises(ConfigurationError, match="--size 32: the valid part of a photograph has 5 x 60 pixels"):
+    with error_about("--size", "the valid part of a photograph has 5 x 60 pixels"):
         draw_patches([gradient(100, 60)], "valid", 1, 32, np.random.default_rng(0))
 
 
@@ -200,7 +201,7 @@ def test_bad_input_is_refused(arguments: str, message: str, tmp_path: Path) -> N
     write_output(tmp_path / "small", {0: plain(1)})
     (tmp_path / "text").write_text("1 2 3\n")
     (tmp_path / "odd").write_text("S-0\t1 2 3\nT-0\t1 2 3\nH-0\t-1\t1 2 3 4\n")
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         main(f"super-resolution-{arguments}".format(folder=tmp_path).split())
     assert not (tmp_path / "p.png").exists() and not (tmp_path / "new").exists()
 

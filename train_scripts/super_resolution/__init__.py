@@ -71,9 +71,9 @@ class ImageTransformer(TransformerModel):
         """
         image_transformer(args)
         if not args.image_size or args.image_size < LOW_SIZE:
-            raise ConfigurationError(f"--image-size {args.image_size}: give at least {LOW_SIZE} pixels along a side")
+            raise ConfigurationError("--image-size", args.image_size, f"give at least {LOW_SIZE} pixels along a side")
         if args.encoder_embed_dim < 16:
-            raise ConfigurationError(f"--encoder-embed-dim {args.encoder_embed_dim}: give at least 16")
+            raise ConfigurationError("--encoder-embed-dim", args.encoder_embed_dim, "give at least 16")
         model = super().build_model(args, task)
         half = args.encoder_embed_dim // 2
         _set_values(model.decoder.embed_tokens.weight.data, task.target_dictionary, half, args.no_scale_embedding)
@@ -93,7 +93,9 @@ def _set_values(embeddings: Tensor, dictionary: Dictionary, half: int, unscaled:
     """Give similar intensities similar embeddings: waves in the first half of the width, zeros in the other."""
     numbers = [(index, int(symbol)) for index, symbol in enumerate(dictionary.symbols) if symbol.isdecimal()]
     if not numbers:
-        raise ConfigurationError("--arch image_transformer: the dictionary has no numbers; give a corpus of images")
+        raise ConfigurationError(
+            "--arch", "image_transformer", "the dictionary has no numbers", "give a corpus of images"
+        )
     indices, values = (torch.tensor(column) for column in zip(*numbers, strict=True))
     features = waves(values.float(), 1024, 16, half // 2)
     # fairseq scales embeddings by the square root of their width.

@@ -40,5 +40,5 @@ def write(source: Path, target: Path, *, how: Literal["cut", "lower", "joined"])
     """
     sentences = list(WAYS[how](list(read_lines(source))))
     if not sentences:
-        refuse(f"{source}: has too few sentences to be {how}; give a text, one sentence a line")
+        refuse(None, source, f"has too few sentences to be {how}", "give a text, one sentence a line")
     write_lines(target, sentences)

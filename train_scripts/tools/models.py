@@ -39,7 +39,9 @@ def keep_decoder_layers(source: Path, target: Path, *, layers: str) -> None:
             seen_layers.add(int(number))
             kept[f"decoder.layers.{selected.index(int(number))}.{parameter}"] = value
     if missing := sorted(set(selected) - seen_layers):
-        raise ConfigurationError(f"{source}: its decoder has no layer {missing[0]}; choose others, counted from 0")
+        raise ConfigurationError(
+            None, source, f"its decoder has no layer {missing[0]}", "choose others, counted from 0"
+        )
     write_checkpoint(target, {**state, "model": kept}, "target")
 
 
@@ -57,13 +59,13 @@ def split_verifier(tuned: Path, before: Path, verifier: Path, drafter: Path) -> 
     # `average` keeps only the entries of a checkpoint that loading needs.
     both, old = average([tuned]), average([before])
     if not getattr(both["cfg"]["model"], "tune_verifier", False):
-        raise ConfigurationError(f"{tuned}: holds no verifier; it was not trained with --tune-verifier")
+        raise ConfigurationError(None, tuned, "holds no verifier", "it was not trained with {--tune-verifier}")
     weights, parts = both["model"], {}
     for name, value in old["model"].items():
         parts[name] = weights.get(f"verifier_{name}" if name.startswith("decoder.") else name)
         if parts[name] is None or parts[name].shape != value.shape:
             raise ConfigurationError(
-                f"{before}: its {name} does not fit {tuned}; give the verifier that this training started from"
+                None, before, f"its {name} does not fit {tuned}", "give the verifier that this training started from"
             )
     own = {name: value for name, value in weights.items() if not name.startswith(OF_VERIFIER)}
     own["decoder.verifier_fingerprint"] = state_fingerprint(parts)
@@ -124,7 +126,7 @@ def count_updates(data: Path, *, languages: tuple[str, str], epochs: float, toke
         prefix = data / f"train.{'-'.join(languages)}.{language}"
         side = data_utils.load_indexed_dataset(str(prefix))
         if side is None:
-            raise ConfigurationError(f"{prefix}: no such data; binarise it with fairseq-preprocess")
+            raise ConfigurationError(None, prefix, "no such data", "binarise it with fairseq-preprocess")
         sizes.append(side.sizes.copy())  # the original is a view of the file, which is closed with the data set
     tokens_per_epoch = int(numpy.maximum(*sizes).sum())
     return int(epochs * tokens_per_epoch / tokens) + 1

@@ -59,5 +59,5 @@ def write(source: Path, target: Path, *, count: int, context: int = 2, seed: int
     lines = source.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     new = list(islice(recombined(lines, context, seed), count))
     if len(new) < count:
-        refuse(f"{source}: gives only {len(new)} new sentences; lower --count {count}")
+        refuse(None, source, f"gives only {len(new)} new sentences", f"lower {{--count {count}}}")
     target.write_text("".join(f"{sentence}\n" for sentence in new), encoding="utf-8")

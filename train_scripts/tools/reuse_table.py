@@ -52,7 +52,7 @@ def reuse_table(
         for _ in range(3 if measure == "seconds" else 1):
             expected = greedy.translate(texts, batch_size=batch_size)
             if reuse.translate(texts, drafts=drafts, batch_size=batch_size) != expected:
-                raise ConfigurationError(f"{folder}: reuse and greedy differ ({name})")
+                raise ConfigurationError(None, folder, f"reuse and greedy differ ({name})")
             seconds.append((greedy.statistics.seconds, reuse.statistics.seconds))
         counts = reuse.statistics
         per_iteration = f"{counts.tokens / counts.iterations:.2f}"

@@ -36,9 +36,9 @@ def read_photograph(path: Path) -> Image.Image:
         with Image.open(path) as photograph:
             return photograph.convert("RGB")
     except UnidentifiedImageError:
-        refuse(f"--photographs {path}: is no image; give JPEG or PNG files")
+        refuse("--photographs", path, "is no image", "give JPEG or PNG files")
     except OSError as error:
-        refuse(f"--photographs {path}: {error.strerror or error}; give JPEG or PNG files")
+        refuse("--photographs", path, f"{error.strerror or error}", "give JPEG or PNG files")
 
 
 def draw_patches(
@@ -67,8 +67,10 @@ def draw_patches(
         zooms = [zoom for zoom in _ZOOMS if zoom * size <= min(right - left, photograph.height)]
         if not zooms:
             refuse(
-                f"--size {size}: the {split} part of a photograph has {right - left} x {photograph.height} pixels; "
-                "give a smaller size or larger photographs"
+                "--size",
+                size,
+                f"the {split} part of a photograph has {right - left} x {photograph.height} pixels",
+                "give a smaller size or larger photographs",
             )
         side = size * int(generator.choice(zooms))
         x = int(generator.integers(left, right - side + 1))
@@ -87,7 +89,7 @@ def draw_pictures(
     A picture covers as much of its photograph as possible; photographs are used in turn. Otherwise as `draw_patches`.
     """
     if tiles < 1 or count % tiles**2:
-        refuse(f"--{split} {count}: give a multiple of {tiles} x {tiles}, the patches of a picture")
+        refuse(f"--{split}", count, f"give a multiple of {tiles} x {tiles}, the patches of a picture")
     lows: list[np.ndarray] = []
     highs: list[np.ndarray] = []
     begin, end = SPLITS[split]
@@ -97,8 +99,11 @@ def draw_pictures(
         zoom = min(right - left, photograph.height) // (tiles * size)
         if zoom == 0:
             refuse(
-                f"--tiles {tiles}: pictures of {tiles * size} pixels, but the {split} part of a photograph has "
-                f"{right - left} x {photograph.height}; give a smaller number"
+                "--tiles",
+                tiles,
+                f"pictures of {tiles * size} pixels, but the {split} part of a photograph has {right - left} x "
+                f"{photograph.height}",
+                "give a smaller number",
             )
         side = tiles * size * zoom
         x = int(generator.integers(left, right - side + 1))
@@ -129,10 +134,10 @@ def from_line(line: str, file: str) -> np.ndarray:
     words = line.split()
     side = round((len(words) / 3) ** 0.5)
     if not words or 3 * side * side != len(words):
-        refuse(f"{file}: an image of {len(words)} intensities is not square; give --min-len, --max-len-b")
+        refuse(None, file, f"an image of {len(words)} intensities is not square", "give {--min-len}, {--max-len-b}")
     invalid = [word for word in words if not word.isdecimal() or int(word) > 255]
     if invalid:
-        refuse(f"{file}: {invalid[0]!r} is not an intensity from 0 to 255; decode with a high --unkpen")
+        refuse(None, file, f"{invalid[0]!r} is not an intensity from 0 to 255", "decode with a high {--unkpen}")
     return np.array(words, dtype=np.int64).astype(np.uint8).reshape(side, side, 3)
 
 
@@ -160,10 +165,10 @@ def write_patches(
     Raises ConfigurationError for sizes and counts that do not fit, and photographs that cannot be read.
     """
     if size < LOW_SIZE or size % LOW_SIZE:
-        refuse(f"--size {size}: give a multiple of {LOW_SIZE}, the pixels of the input")
+        refuse("--size", size, f"give a multiple of {LOW_SIZE}, the pixels of the input")
     for name, count in (("train", train), ("valid", valid), ("test", test)):
         if count < 1:
-            refuse(f"--{name} {count}: give at least 1 patch")
+            refuse(f"--{name}", count, "give at least 1 patch")
     images = [read_photograph(path) for path in photographs or shipped_photographs()]
     generator = np.random.default_rng(seed)
     drawn = {
@@ -225,13 +230,13 @@ def draw_outputs(picture: Path, outputs: Sequence[Path], *, names: str = "", ima
 
     titles = names.split(",") if names else [file.stem for file in outputs]
     if min(images, tiles) < 1:
-        refuse(f"--images {images}, --tiles {tiles}: give at least 1")
+        refuse("--images", f"{images}, --tiles {tiles}", "give at least 1")
     if len(titles) != len(outputs):
-        refuse(f"--names {names}: {len(titles)} names for {len(outputs)} outputs")
+        refuse("--names", names, f"{len(titles)} names for {len(outputs)} outputs")
     texts = [read_text(str(file), "OUTPUT") for file in outputs]
     first = texts[0]
     if not first.generated or not first.sources:
-        refuse(f"OUTPUT {first.file}: not an output of fairseq-generate; give one")
+        refuse("OUTPUT", first.file, "not an output of fairseq-generate", "give one")
     numbers = sorted(first.hypotheses)
     parts = [(title, text, text.hypotheses) for title, text in zip(titles, texts, strict=True)]
     parts = [("input", first, first.sources), *parts, ("original", first, first.references)]
@@ -243,11 +248,11 @@ def draw_outputs(picture: Path, outputs: Sequence[Path], *, names: str = "", ima
     lines = []
     for title, text in zip(titles, texts, strict=True):
         if columns[title][0].shape != originals[0].shape:
-            refuse(f"OUTPUT {text.file}: its images are not as large as the originals")
+            refuse("OUTPUT", text.file, "its images are not as large as the originals")
         ratio = psnr(np.stack(columns[title]), np.stack(originals))
         lines.append(f"{title}: PSNR {ratio:.2f} dB over {len(originals)} images")
     if tiles**2 > len(originals):
-        refuse(f"--tiles {tiles}: {len(originals)} images are too few for such a picture; give a smaller number")
+        refuse("--tiles", tiles, f"{len(originals)} images are too few for such a picture", "give a smaller number")
     shown = {name: join(column, tiles)[:images] for name, column in columns.items()}
     content = side_by_side(shown, _SIDE if tiles == 1 else _JOINED_SIDE)
     picture.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 TED_TESTS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
 
 
-def refuse(message: str) -> NoReturn:
+def refuse(option: str | None, value: object, problem: str, remedy: str = "") -> NoReturn:
     """Raise the plugin's ConfigurationError, imported here because its import takes seconds.
 
     Raises:
@@ -23,7 +23,7 @@ def refuse(message: str) -> NoReturn:
     """
     from fairseq_plugins.errors import ConfigurationError
 
-    raise ConfigurationError(message)
+    raise ConfigurationError(option, value, problem, remedy)
 
 
 def read_lines(file: Path) -> Iterator[str]:
@@ -39,7 +39,7 @@ def read_lines(file: Path) -> Iterator[str]:
             for line in lines:
                 yield " ".join(line.split())
     except UnicodeDecodeError:
-        refuse(f"{file}: not UTF-8; convert it: iconv -f OLD -t UTF-8")
+        refuse(None, file, "not UTF-8", "convert it: iconv -f OLD -t UTF-8")
 
 
 def write_lines(file: Path, lines: Iterable[str]) -> None:
@@ -55,7 +55,7 @@ def file_pairs(files: Sequence[Path]) -> list[tuple[Path, Path]]:
         ConfigurationError: for a missing OUT.
     """
     if len(files) % 2:
-        refuse(f"{files[-1]}: has no file to write to after it; give IN OUT [IN OUT ...]")
+        refuse(None, files[-1], "has no file to write to after it", "give IN OUT [IN OUT ...]")
     return list(zip(files[::2], files[1::2], strict=True))
 
 
@@ -84,7 +84,7 @@ def example_text(out: Path, *, train: int = 24000, valid: int = 500, test: int =
         for language in ("en", "de"):
             lines = list(read_lines(EXAMPLE / f"{name}.{language}.xz"))
             if not 1 <= size <= len(lines):
-                refuse(f"--{name} {size}: must be from 1 to {len(lines)}, the pairs in examples/{EXAMPLE.name}")
+                refuse(f"--{name}", size, f"must be from 1 to {len(lines)}, the pairs in examples/{EXAMPLE.name}")
             write_lines(out / f"{name}.{language}", lines[:size])
 
 
@@ -111,7 +111,7 @@ def clean_pairs(prefix: str, out: str, *, languages: tuple[str, str], max_length
         written = [stack.enter_context(open(file, "w", encoding="utf-8", newline="\n")) for file in outs]
         for pair in zip_longest(*files):
             if None in pair:
-                refuse(f"{sources}: not as many lines as {targets}; line n of one belongs to line n of the other")
+                refuse(None, sources, f"not as many lines as {targets}", "line n of one belongs to line n of the other")
             total += 1
             shorter, longer = sorted(len(line.split()) for line in pair)
             fits = (not max_length or longer <= max_length) and (not max_ratio or longer <= max_ratio * shorter)
@@ -141,7 +141,7 @@ def hold_out(prefix: Path, valid: Path, train: Path, *, languages: tuple[str, st
     held = [zlib.crc32(line.encode()) % one_in == 0 for line in sides[languages[0]]]
     if all(held) or not any(held):
         remedy = f"{'raise' if all(held) else 'lower'} HOLD_OUT"
-        refuse(f"{prefix}.{languages[0]}: too little text to hold out one sentence in {one_in}; {remedy}")
+        refuse(None, f"{prefix}.{languages[0]}", f"too little text to hold out one sentence in {one_in}", remedy)
     for side, lines in sides.items():
         for name, wanted in ((valid, True), (train, False)):
             picked = (line for line, is_held in zip(lines, held, strict=True) if is_held == wanted)

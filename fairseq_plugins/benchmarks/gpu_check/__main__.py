@@ -95,8 +95,10 @@ def run(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
         raise ConfigurationError(
-            "no GPU that PyTorch can use on this machine; run it on one with a GPU, and a PyTorch built for it "
-            "(TORCH_INDEX of make setup)"
+            None,
+            None,
+            "no GPU that PyTorch can use on this machine",
+            "run it on one with a GPU, and a PyTorch built for it (TORCH_INDEX of make setup)",
         )
     # Half a minute less, for the check that runs at the time limit.
     env = Environment("cuda", Path(args.results), ends=time.monotonic() + 60 * args.minutes - 30)

@@ -52,8 +52,10 @@ def initialise(model: Any, path: str, task: Any, option: str) -> None:
     own_activation = getattr(model, part).layers[0].activation_fn
     if activation is not own_activation:
         raise ConfigurationError(
-            f"{flag} {path}: its layers use {activation.__name__}, the drafter's {own_activation.__name__}; train the "
-            f"drafter with --activation-fn {activation.__name__}"
+            flag,
+            path,
+            f"its layers use {activation.__name__}, the drafter's {own_activation.__name__}",
+            f"train the drafter with {{--activation-fn {activation.__name__}}}",
         )
     target = getattr(model, part)
     own = target.state_dict()
@@ -69,8 +71,10 @@ def initialise(model: Any, path: str, task: Any, option: str) -> None:
     for name, value in shared.items():
         if own[name].shape != value.shape:
             raise ConfigurationError(
-                f"{flag} {path}: {part}.{name} is {tuple(value.shape)} there and {tuple(own[name].shape)} in the "
-                "drafter; give the drafter the same sizes"
+                flag,
+                path,
+                f"{part}.{name} is {tuple(value.shape)} there and {tuple(own[name].shape)} in the drafter",
+                "give the drafter the same sizes",
             )
     target.load_state_dict(shared, strict=False)
     logger.info("%s %s: %d of %d tensors of the %s taken over", flag, path, len(shared), len(own), part)

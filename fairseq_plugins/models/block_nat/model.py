@@ -23,6 +23,12 @@ _PROJECTIONS = ("embed_tokens", "output_projection", "project_in_dim", "project_
 # Prefixes of the names of weights that belong to the verifier, with --drafter-context features.
 OF_VERIFIER = ("encoder.", "verifier_decoder.", *(f"decoder.{name}." for name in _PROJECTIONS))
 
+# The option by which a drafter reads states of the verifier, by whether it reads its features.
+_READING: dict[bool, tuple[str, str | None]] = {
+    False: ("--share-encoder", None),
+    True: ("--drafter-context", "features"),
+}
+
 
 @register_model("block_nat")
 class BlockNat(TransformerModel):
@@ -59,8 +65,11 @@ class BlockNat(TransformerModel):
         if args.share_encoder:
             verifier = verifier or task.training_verifier()
             if verifier is None:
-                needing = "--drafter-context features" if args.drafter_context == "features" else "--share-encoder"
-                raise ConfigurationError(f"{needing}: needs the verifier to read; add --verifier-path VERIFIER.pt")
+                raise ConfigurationError(
+                    *_READING[args.drafter_context == "features"],
+                    "needs the verifier to read",
+                    "add {--verifier-path VERIFIER.pt}",
+                )
         is_new = not getattr(task, "loading_checkpoint", False)
         if is_new:
             take_sizes(args, getattr(verifier, "args", None) if args.drafter_context == "features" else None)
@@ -70,8 +79,10 @@ class BlockNat(TransformerModel):
         source_width, target_width = args.encoder_embed_dim, model.decoder.embed_tokens.embedding_dim
         if args.src_embedding_copy and source_width != target_width:
             raise ConfigurationError(
-                f"--src-embedding-copy: feeds source embeddings ({source_width} wide) to the decoder ({target_width} "
-                "wide); give encoder and decoder the same --encoder-embed-dim and --decoder-embed-dim"
+                "--src-embedding-copy",
+                None,
+                f"feeds source embeddings ({source_width} wide) to the decoder ({target_width} wide)",
+                "give encoder and decoder the same {--encoder-embed-dim} and {--decoder-embed-dim}",
             )
         if args.drafter_context == "features":
             model.adopt_verifier(verifier)
@@ -93,8 +104,10 @@ class BlockNat(TransformerModel):
         expected = self.decoder.layers[0].encoder_attn.kdim
         if width != expected:
             raise ConfigurationError(
-                f"--share-encoder: the verifier's encoder is {width} wide, the drafter reads {expected}; "
-                f"train it with --encoder-embed-dim {width}"
+                "--share-encoder",
+                None,
+                f"the verifier's encoder is {width} wide, the drafter reads {expected}",
+                f"train it with {{--encoder-embed-dim {width}}}",
             )
         self.encoder = encoder.requires_grad_(self.tunes_verifier).eval()
         self._remember_verifier(encoder)
@@ -172,7 +185,9 @@ class BlockNat(TransformerModel):
         if self.reads_features:
             features, last = self._verifier_states(blocks.tokens[:, : blocks.prefix_width], encoder_out)
         elif soft_targets:
-            raise ConfigurationError("--soft-targets: needs the verifier's states; add --drafter-context features")
+            raise ConfigurationError(
+                "--soft-targets", None, "needs the verifier's states", "add {--drafter-context features}"
+            )
         pad = self.decoder.padding_idx
         if self.training:
             self.decoder.target_counts.index_add_(0, blocks.targets.flatten(), (blocks.targets != pad).flatten().long())
@@ -236,9 +251,9 @@ class BlockNat(TransformerModel):
             trained = int(state_dict["decoder.verifier_fingerprint"])
             if trained != int(self.decoder.verifier_fingerprint):
                 raise ConfigurationError(
-                    f"{'--drafter-context features' if self.reads_features else '--share-encoder'}: this drafter was "
-                    "trained on the states of another verifier; decode with the verifier it was trained with, or train "
-                    "a drafter for this one"
+                    *_READING[self.reads_features],
+                    "this drafter was trained on the states of another verifier",
+                    "decode with the verifier it was trained with, or train a drafter for this one",
                 )
             own = super().state_dict()
             state_dict = {**{name: own[name] for name in own if name.startswith(self.borrowed)}, **state_dict}

@@ -116,17 +116,17 @@ def check_options(args: Namespace) -> None:
     """Raise ConfigurationError for invalid options and combinations."""
     for option, value in ("rank", args.transition_rank), ("state", args.transition_state):
         if value < 0:
-            raise ConfigurationError(f"--transition-{option} {value}: give 0 (none) or more")
+            raise ConfigurationError(f"--transition-{option}", value, "give 0 (none) or more")
     if args.transition_state and not args.transition_rank:
         raise ConfigurationError(
-            f"--transition-state {args.transition_state}: goes into transition scores; add --transition-rank 32"
+            "--transition-state", args.transition_state, "goes into transition scores", "add {--transition-rank 32}"
         )
     if args.tune_verifier and args.drafter_context != "features":
         raise ConfigurationError(
-            "--tune-verifier: is for drafters that read its states; add --drafter-context features"
+            "--tune-verifier", None, "is for drafters that read its states", "add {--drafter-context features}"
         )
     if not 0 <= args.transition_dropout < 1:
-        raise ConfigurationError(f"--transition-dropout {args.transition_dropout}: give 0 to less than 1")
+        raise ConfigurationError("--transition-dropout", args.transition_dropout, "give 0 to less than 1")
 
 
 def remember_given(args: Namespace) -> None:
@@ -156,10 +156,12 @@ def take_sizes(args: Namespace, verifier: Any = None) -> None:
                 setattr(args, name, value)
             elif name not in _DROPOUTS and getattr(args, name) != value:
                 flag = "--" + name.replace("_", "-")
-                instead = "" if isinstance(value, bool) else f", or give {flag} {value}"
+                instead = "" if isinstance(value, bool) else f", or give {{{flag} {value}}}"
                 raise ConfigurationError(
-                    f"{flag} {getattr(args, name)}: {option} {path} has {value}, and its layers are copied; leave the "
-                    f"option out{instead}"
+                    flag,
+                    getattr(args, name),
+                    f"{option} {path} has {value}, and its layers are copied",
+                    f"leave the option out{instead}",
                 )
 
 
