@@ -70,7 +70,7 @@ def test_options_are_spelled_by_whoever_shows_them() -> None:
         (("text[3]", None, "is too long", "split it"), "text[3]: is too long; split it"),
         ((None, Path("x.txt"), "is\nempty"), "x.txt: is empty"),
         ((None, None, "out of memory", "lower {--max-tokens}"), "out of memory; lower max_tokens="),
-        (("--beam", None, "give {--beam 5}, {--drafts FILE}"), "beam: give beam=5, drafts=FILE"),
+        (("--beam", None, "give {--beam 5}, {--drafts FILE}"), 'beam: give beam=5, drafts="FILE"'),
     ],
 )
 def test_errors_without_an_option_or_value(parts: tuple[str, ...], in_program: str) -> None:

@@ -79,8 +79,7 @@ def _declared(name: str, source: tuple[str, str | None]) -> dict[str, argparse.A
     is_fairseqs = model_class.__module__.partition(".")[0] == "fairseq"
     if is_fairseqs and model_class not in [MODEL_REGISTRY[model] for model in _MODELS]:
         raise ConfigurationError(
-            None,
-            source,
+            *source,
             f"holds a {model_class.__name__} ({name}), which is not decoded here: fairseq may run code from the "
             "settings of such a file, or load other files",
             "if you trust it, use fairseq without this plugin",

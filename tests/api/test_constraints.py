@@ -63,7 +63,7 @@ def test_one_sentence_has_phrases_of_its_own(model: Model) -> None:
         (["Dogs", ""], {"constraints": [None, "Hund"]}, r"constraints\[1\]: the text is blank"),
         ("Dogs", {"constraints": "Hund", "split": "sentences"}, "sentences have no constraints of their own"),
         ("Dogs", {"constraint_order": "ordered"}, "constraint_order=.ordered.: is for constraints="),
-        ("Dogs", {"constraints": "Hund", "constraint_order": "any"}, "constraint_order='any'"),
+        ("Dogs", {"constraints": "Hund", "constraint_order": "any"}, 'constraint_order="any"'),
         ("Dogs", {"constraints": ["Hund", "Katze"], "max_len_a": 0, "max_len_b": 1}, "nothing may end after 1 tokens"),
     ],
 )

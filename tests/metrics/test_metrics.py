@@ -377,7 +377,7 @@ def test_errors(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> N
         ([*hypotheses, "--references", f"{folder}/latin1.txt"], "not UTF-8 (byte 1); convert it with iconv -t UTF-8"),
         ([*hypotheses, "--references", f"{folder}/empty.txt"], "is empty; "),
         ([*hypotheses, *references, "--baseline", f"{folder}/short.txt"], "1 sentences, but "),
-        ([*hypotheses, *references, "--metrics", "bleu,none"], "--metrics none: no such metric; choose from bleu, "),
+        ([*hypotheses, *references, "--metrics", "bleu,none"], "--metrics none: no such value; choose from bleu, "),
         ([*hypotheses, *references, "--metrics", "sari"], "SARI: compares with the source; add --source FILE"),
         ([*hypotheses, *references, "--bootstrap-samples", "0"], "argument --bootstrap-samples: '0' is not a whole"),
         (["--hypotheses", f"{folder}/broken.out"], "broken.out: generate output that broke off (sentence 0 has no "),

@@ -31,7 +31,7 @@ def test_processes_that_would_train_two_models(tmp_path: Path, programs: Path) -
     run = subprocess.run(command.split(), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
     assert run.returncode != 0
     expected = (
-        "error: torchrun started 2 processes, and --distributed-world-size is 1: each process or group would train a "
+        "error: --distributed-world-size 1: torchrun started 2 processes, so that each process or group would train a "
         "model of its own; add --distributed-world-size 2, or without GPUs start one process"
     )
     assert expected in run.stderr

@@ -75,7 +75,7 @@ def test_lines_of_interactive_have_drafts(corpus: Corpus, greedy: list[str], tmp
     assert hypotheses(output) == greedy
     least = sum(len(line.split()) + 1 for line in greedy) / len(greedy)
     assert float(re.findall(r"([\d.]+) tokens per iteration", output)[0]) == pytest.approx(least, abs=0.01)
-    with pytest.raises(ConfigurationError, match="few.tgt: has 20 lines, and there is a sentence 21; give a draft a"):
+    with pytest.raises(ConfigurationError, match="few.tgt.: has 20 lines, and there is a sentence 21; give a draft a"):
         interact(corpus, f"--drafts {few}")
 
 
@@ -99,5 +99,5 @@ def test_raw_text_is_cut_with_bpe(tmp_path: Path) -> None:
     ours = run_in_process("generate", f"{options} {bpe} {reuse}")
     assert hypotheses(ours.stdout) == hypotheses(stock.stdout)
     assert "2 sentences, 2 iterations" in ours.stderr or " 2 iterations" in ours.stderr
-    with pytest.raises(ConfigurationError, match="old.de: .* tokens are not in the target's dictionary"):
+    with pytest.raises(ConfigurationError, match="old.de.: .* tokens are not in the target's dictionary"):
         run_in_process("generate", f"{options} {reuse}")
