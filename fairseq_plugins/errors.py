@@ -335,7 +335,8 @@ def install_one_line_errors() -> None:
                 say_output_failure(error)
                 abandon_output()
                 return
-        message = explain(error, trace)
+        with spelled_as(on_command_line if is_tool() else _spelling):
+            message = explain(error, trace)
         if message is None:
             previous(kind, error, trace)
         else:
