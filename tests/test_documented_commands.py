@@ -21,9 +21,9 @@ pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash
 
 # Pages whose commands are complete.
 RUN_ON = (
-    *("README.md", "docs/quickstart.md", "docs/decoders.md", "docs/fast-beam.md", "docs/translating.md"),
+    *("README.md", "docs/quickstart.md", "docs/decoders.md", "docs/translating.md"),
     "docs/reuse.md",
-    *("docs/training.md", "docs/distilling.md", "docs/choosing-k.md"),
+    *("docs/training.md", "docs/training-heads.md", "docs/distilling.md", "docs/choosing-k.md"),
     *("docs/benchmarks.md", "docs/metrics.md", "docs/reports.md", "docs/traces.md", "docs/ddgviz.md"),
 )
 PAGES = (*RUN_ON, *(f"docs/{page}.md" for page in ("python", "index", "recipes", "clusters")), "CONTRIBUTING.md")
