@@ -18,10 +18,10 @@ from fairseq_plugins.api.inputs import check_characters, check_string, warn_of_l
 from fairseq_plugins.api.results import CallStatistics, RecordedStats, Translation, emitted_of
 from fairseq_plugins.api.spelling import python_errors
 from fairseq_plugins.api.text import TextCoder
+from fairseq_plugins.checkpoint.session import Session
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.session import Session
 
 DraftIds = Sequence[Sequence[Sequence[int]]]
 """Target ids of the drafts of each sentence."""

@@ -13,9 +13,9 @@ from fairseq_plugins.api.options import (
     check_names,
     names,
 )
+from fairseq_plugins.checkpoint.session import Session
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.session import Session
 
 BATCH_SIZE = 32
 _DEFAULT_BEAM = 5  # as in fairseq-generate

@@ -27,11 +27,11 @@ from fairseq_plugins.api.options import (
 from fairseq_plugins.api.other_tasks import task_configuration
 from fairseq_plugins.api.spelling import python_errors
 from fairseq_plugins.api.text_tools import check_text_tools, set_text_tools
+from fairseq_plugins.checkpoint.session import Session
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import ConfigurationError, unknown_value
 from fairseq_plugins.process.output import quiet_fairseq
 from fairseq_plugins.shared.parsing import check_paths
-from fairseq_plugins.shared.session import Session
 from fairseq_plugins.tasks.options import SpecDecConfig
 
 logger = logging.getLogger("fairseq_plugins")

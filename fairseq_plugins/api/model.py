@@ -26,11 +26,11 @@ from fairseq_plugins.api.inputs import (
 from fairseq_plugins.api.options import CallOptions, SearchOptions
 from fairseq_plugins.api.results import CallStatistics, Step, Translation, emitted_of
 from fairseq_plugins.api.service import MAX_BEAM, MAX_SENTENCES, Service
+from fairseq_plugins.checkpoint.session import Session
 from fairseq_plugins.data.sentences import join_text, split_text
 from fairseq_plugins.decoding.backends import Backend
 from fairseq_plugins.decoding.reference.state import StepOutput
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.session import Session
 
 _BATCHES_AHEAD = 32
 Texts = Iterable[str]

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fairseq_plugins.checkpoint.session import Session
 from fairseq_plugins.data.sentences import is_blank
-from fairseq_plugins.shared.session import Session
 
 
 class TextCoder:

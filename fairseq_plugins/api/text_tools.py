@@ -12,9 +12,9 @@ from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPEConfig
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_plugins.api.files import GPT2_FILES, ModelFiles
+from fairseq_plugins.checkpoint.session import Session
 from fairseq_plugins.data.fastbpe_codes import FastBPECodesConfig, is_fastbpe
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.session import Session
 
 logger = logging.getLogger(__name__)
 

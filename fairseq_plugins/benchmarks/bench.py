@@ -18,11 +18,11 @@ from fairseq_plugins.benchmarks import ctranslate
 from fairseq_plugins.benchmarks.contenders import BLOCKWISE, CTRANSLATE2, DRAFTER, Contender, heads_are_lossless
 from fairseq_plugins.benchmarks.replay import Replay, replay_drafts
 from fairseq_plugins.checkpoint.loading import load_model
+from fairseq_plugins.checkpoint.session import Session, options_of, precision, set_options
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.metrics.texts import read_lines
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
-from fairseq_plugins.shared.session import Session, options_of, precision, set_options
 
 Tokens = tuple[int, ...]  # ids of one output sentence
 

@@ -22,12 +22,12 @@ from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, GREEDY, Contender, lossy_note, reference_of
 from fairseq_plugins.benchmarks.measuring import Plan, Row, bleu_signature, drafting_notes, measure, profiles, speed_up
 from fairseq_plugins.benchmarks.setting import Setting, configure
+from fairseq_plugins.checkpoint.session import precision
 from fairseq_plugins.decoding.recording.profile import Profile
 from fairseq_plugins.process.output import counted
 from fairseq_plugins.shared.cli import run_command
 from fairseq_plugins.shared.files import write_atomically
 from fairseq_plugins.shared.machine import machine
-from fairseq_plugins.shared.session import precision
 
 logger = logging.getLogger("spec-dec-bench")
 

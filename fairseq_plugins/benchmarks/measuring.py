@@ -11,11 +11,11 @@ from tqdm import tqdm
 from fairseq_plugins.benchmarks.bench import Bench, Tokens
 from fairseq_plugins.benchmarks.contenders import BEAM_1, GREEDY, Contender, reference_of
 from fairseq_plugins.benchmarks.gpu_use import GpuUse, gpu_use, graphs_of
+from fairseq_plugins.checkpoint.session import precision
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.recording.profile import Profile
 from fairseq_plugins.decoding.reference.captured.graph_capture import EAGER_USES
 from fairseq_plugins.shared.progress import progress_bar
-from fairseq_plugins.shared.session import precision
 
 WARM_UP_SENTENCES = 5
 

@@ -4,11 +4,14 @@ import logging
 import os
 from typing import Any
 
+import torch
 from fairseq import checkpoint_utils, models
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import TASK_REGISTRY, FairseqTask
+from omegaconf import OmegaConf
 from torch import nn
 
+from fairseq_plugins.checkpoint.mapped_weights import can_map, map_in_small_pages
 from fairseq_plugins.checkpoint.settings import check_settings, model_name
 from fairseq_plugins.errors import (
     NOT_OF_FAIRSEQ_TRAIN,
@@ -32,17 +35,29 @@ def read_checkpoint(path: str, option: str) -> tuple[dict[str, Any], Any]:
     return state, model_cfg
 
 
-def read_state(path: str, option: str) -> tuple[dict[str, Any], Any]:
+def read_state(path: str, option: str, overrides: dict[str, Any] | None = None) -> tuple[dict[str, Any], Any]:
     """Return the state of a checkpoint (weights under "model"), on the CPU, and the options of its model, unchecked.
 
-    `option` is the option that named the file, for errors. Raises ConfigurationError for a missing or truncated file.
+    Weights are views of the mapped file where `can_map` allows it.
+
+    Args:
+        path: the file.
+        option: option that named the file, for errors.
+        overrides: new values of the checkpoint's settings.
+
+    Raises:
+        ConfigurationError: for a missing or truncated file.
     """
     if not os.path.exists(path):
         raise ConfigurationError(
             option, path, "no such file", f"give the checkpoint that fairseq-train wrote{nearest_checkpoint(path)}"
         )
     try:
-        state = checkpoint_utils.load_checkpoint_to_cpu(path)
+        state = (
+            _mapped_state(path, overrides)
+            if can_map(path)
+            else checkpoint_utils.load_checkpoint_to_cpu(path, overrides)
+        )
     except Exception as error:
         reason = unreadable_checkpoint(error)
         if reason is None:
@@ -52,6 +67,19 @@ def read_state(path: str, option: str) -> tuple[dict[str, Any], Any]:
         raise ConfigurationError(option, path, NOT_OF_FAIRSEQ_TRAIN)
     cfg = state["cfg"] if state.get("cfg") is not None else convert_namespace_to_omegaconf(state["args"])
     return state, cfg.model
+
+
+def _mapped_state(path: str, overrides: dict[str, Any] | None) -> dict[str, Any]:
+    """Do what fairseq's `load_checkpoint_to_cpu` does, which reads the whole file into memory."""
+    state: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True)
+    map_in_small_pages(path)
+    for name, value in (overrides or {}).items() if state.get("args") is not None else ():
+        setattr(state["args"], name, value)
+    if state.get("cfg") is not None:
+        state["cfg"] = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
+        checkpoint_utils.overwrite_args_by_name(state["cfg"], overrides or {})
+    upgraded: dict[str, Any] = checkpoint_utils._upgrade_state_dict(state)
+    return upgraded
 
 
 def check_task(model_cfg: Any, task: Any, option: str) -> None:

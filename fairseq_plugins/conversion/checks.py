@@ -9,9 +9,9 @@ from fairseq.dataclass.configs import FairseqConfig
 from fairseq.tasks.translation import TranslationConfig
 from omegaconf import OmegaConf
 
+from fairseq_plugins.checkpoint.session import Session
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.process.output import quiet_fairseq
-from fairseq_plugins.shared.session import Session
 
 _MOST_UNKNOWN = 0.1
 """Largest share of the subword model's pieces that the vocabulary may lack. Trained vocabularies lack a few."""

@@ -19,11 +19,11 @@ import numpy
 import torch
 from fairseq import utils
 
+from fairseq_plugins.checkpoint.session import options_of
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.recording.reliability import HEADERS, Reliability
 from fairseq_plugins.decoding.reference.state import Advance
 from fairseq_plugins.pages.figures import reliability_diagram
-from fairseq_plugins.shared.session import options_of
 from fairseq_plugins.shared.tables import table
 
 SAMPLES = "samples"

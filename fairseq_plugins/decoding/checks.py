@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fairseq_plugins.checkpoint.mapped_weights import release_pages
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
 from fairseq_plugins.decoding.weights import Precision
 from fairseq_plugins.errors import ConfigurationError
@@ -57,7 +58,9 @@ def check_finite(models: Sequence[nn.Module]) -> None:
     """Raise ConfigurationError for NaN or infinite weights: output would be garbage with finite scores."""
     for model in models:
         for name, weight in model.named_parameters():
-            if not bool(torch.isfinite(weight).all()):
+            is_finite = weight.numel() == 0 or bool(torch.stack(torch.aminmax(weight.detach())).isfinite().all())
+            release_pages([weight])
+            if not is_finite:
                 raise ConfigurationError(
                     f"--path: its weight {name} has values that are NaN or infinite; give an earlier checkpoint, or "
                     "train with a lower --lr or --clip-norm"

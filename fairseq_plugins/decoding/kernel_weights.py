@@ -13,6 +13,7 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from fairseq.modules import gelu
 from torch import Tensor
 
+from fairseq_plugins.checkpoint.mapped_weights import release_pages
 from fairseq_plugins.decoding.native import NotNative
 from fairseq_plugins.decoding.reference.encoder import is_known_encoder
 from fairseq_plugins.decoding.weights import (
@@ -133,9 +134,15 @@ class KernelWeights(ABC):
             if own is None:
                 raise NotNative(f"the vocabulary projection of {type(decoder).__name__} is not a linear layer")
             projection = self.linear(own)
+        release_pages(decoder.parameters())
         return self._transformer(
-            decoder, [self.layer(read_decoder_layer(layer)) for layer in decoder.layers], projection
+            decoder, [self._layer(read_decoder_layer, each) for each in decoder.layers], projection
         )
+
+    def _layer(self, read: Callable[[Any], Layer], module: Any) -> Any:
+        converted = self.layer(read(module))
+        release_pages(module.parameters())
+        return converted
 
     def encoder(self, encoder: FairseqEncoder) -> Any:
         """Convert a fairseq encoder; return None for one that the kernels do not support, which runs in PyTorch."""
@@ -143,7 +150,7 @@ class KernelWeights(ABC):
             return None
         if encoder.embed_positions is not None and not isinstance(encoder.embed_positions, KNOWN_POSITIONS):
             return None
-        return self._transformer(encoder, [self.layer(read_encoder_layer(layer)) for layer in encoder.layers], None)
+        return self._transformer(encoder, [self._layer(read_encoder_layer, each) for each in encoder.layers], None)
 
     def _transformer(
         self, module: TransformerDecoderBase | TransformerEncoderBase, layers: Sequence[Any], projection: Any

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from fairseq_plugins.checkpoint.mapped_weights import is_taken
+
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 
 
@@ -37,7 +39,7 @@ class WeightSnapshot:
     optimizer all numbers are compared, by a checksum; so are inference tensors, which have no version counter.
 
     A write to `parameter.data` or to its memory outside of an optimizer is missed if it changes none of the numbers
-    that are read.
+    that are read. Of mapped parameters none is read: that would bring pages of the file into memory.
 
     Args:
         models: modules whose weights were read.
@@ -54,7 +56,7 @@ class WeightSnapshot:
         tensors = self._tensors()
         self._has_versions = not any(tensor.is_inference() for tensor in tensors)
         self._addresses, self._versions = list(map(Tensor.data_ptr, tensors)), self._read_versions(tensors)
-        self._samples = _samples(tensors)
+        self._samples = _samples([tensor for tensor in tensors if not is_taken(tensor)])
         self._sampled = _read_samples(self._samples)
         self._steps = _steps.count
         self._sums = _sums(tensors) if self._steps or not self._has_versions else None

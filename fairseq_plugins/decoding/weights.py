@@ -12,6 +12,7 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, Trans
 from torch import Tensor, nn
 
 from fairseq_plugins.checkpoint.int8_weights import restored, round_to_int8
+from fairseq_plugins.checkpoint.mapped_weights import is_taken
 
 # Copies of weights up to this size take little memory.
 _SMALL_BYTES = 4 * 2**20
@@ -188,7 +189,7 @@ def _are_adjacent(parameters: Sequence[Tensor]) -> bool:
 
 def _owns_its_memory(parameter: Tensor) -> bool:
     own = parameter.numel() * parameter.element_size() == parameter.untyped_storage().nbytes()
-    return own and not parameter.is_inference()
+    return own and not parameter.is_inference() and not is_taken(parameter)
 
 
 def vocabulary_projection(decoder: TransformerDecoderBase) -> FloatLinear | None:

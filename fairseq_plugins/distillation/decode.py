@@ -14,6 +14,7 @@ from fairseq.data import Dictionary, data_utils
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_plugins.checkpoint.loading import read_checkpoint
+from fairseq_plugins.checkpoint.session import Session, precision
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.shards import Sentence, ShardWriter
@@ -21,7 +22,6 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.process.output import counted
 from fairseq_plugins.shared.files import sha256
 from fairseq_plugins.shared.progress import progress_bar
-from fairseq_plugins.shared.session import Session, precision
 from fairseq_plugins.shared.workers import Worker, take_shards
 
 DEFAULT_MAX_TOKENS = 12000

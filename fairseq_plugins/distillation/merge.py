@@ -16,12 +16,12 @@ from fairseq.data import Dictionary
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq_cli import preprocess
 
+from fairseq_plugins.checkpoint.session import load_subset
 from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.decode import source_files
 from fairseq_plugins.distillation.shards import Sentence
 from fairseq_plugins.errors import ConfigurationError, unknown_value
 from fairseq_plugins.shared.files import is_own_file, sha256, write_atomically
-from fairseq_plugins.shared.session import load_subset
 
 _MARK = "made-by-spec-dec-distill"
 PREFIXES = {"train": "--trainpref", "valid": "--validpref", "test": "--testpref"}

@@ -18,12 +18,12 @@ from typing import Any
 from omegaconf import DictConfig
 from tabulate import tabulate
 
+from fairseq_plugins.checkpoint.session import Session
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages.ddg import Sentence, trace
 from fairseq_plugins.shared.cli import CommandParser, run_command
 from fairseq_plugins.shared.files import write_atomically
 from fairseq_plugins.shared.parsing import as_config, check_paths, generation_parser, parse_arguments
-from fairseq_plugins.shared.session import Session
 
 logger = logging.getLogger("spec-dec-ddgviz")
 

@@ -15,6 +15,8 @@ from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretra
 from torch import nn
 
 from fairseq_plugins.checkpoint.loading import build_model, read_checkpoint, unwrap
+from fairseq_plugins.checkpoint.mapped_weights import TakeWeights
+from fairseq_plugins.checkpoint.session import options_of
 from fairseq_plugins.checkpoint.settings import check_settings, model_name
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import Backend, choose_backend
@@ -38,7 +40,6 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.process.ending import close_with
 from fairseq_plugins.shared.files import destination
-from fairseq_plugins.shared.session import options_of
 from fairseq_plugins.tasks.drafts import LineNumbers, TaskDrafts
 
 logger = logging.getLogger(__name__)
@@ -420,6 +421,7 @@ def _load_drafter(path: str, verifier: nn.Module, task: Any) -> BlockNat:
                 f"{error} than {{--path}}",
                 "give the verifier that it was trained with as {--path}, or train a drafter for this one",
             ) from error
-    drafter = build_model(state, cfg, path, task, option, required=BlockNat, verifier=verifier)
+    with TakeWeights():
+        drafter = build_model(state, cfg, path, task, option, required=BlockNat, verifier=verifier)
     assert isinstance(drafter, BlockNat)
     return drafter

@@ -11,6 +11,7 @@ from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleE
 from torch import distributed, nn
 
 from fairseq_plugins.checkpoint.loading import build_model, check_task, read_checkpoint, unwrap
+from fairseq_plugins.checkpoint.session import options_of
 from fairseq_plugins.criterions import tensorboard
 from fairseq_plugins.criterions.block_reliability import logged_reliability
 from fairseq_plugins.data.block_masking import sample_blocks
@@ -26,7 +27,6 @@ from fairseq_plugins.decoding.trained_drafter import store_survival
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
-from fairseq_plugins.shared.session import options_of
 from fairseq_plugins.shared.workers import check_trains_together, find_worker
 from fairseq_plugins.tasks.decoding import DecodesWithDrafts, drafter_in, generator_like, native_weights
 

@@ -10,10 +10,10 @@ from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationTask
 from torch import Tensor
 
+from fairseq_plugins.checkpoint.session import subset_errors
 from fairseq_plugins.errors import ConfigurationError, flag
 from fairseq_plugins.process.ending import fail
 from fairseq_plugins.shared.invalid_text import mend_lines, read_invalid_text
-from fairseq_plugins.shared.session import subset_errors
 from fairseq_plugins.tasks.drafter_training import TrainsDrafters
 from fairseq_plugins.tasks.options import SpecDecConfig
 

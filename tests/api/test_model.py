@@ -17,8 +17,8 @@ import torch
 import fairseq_plugins
 from fairseq_plugins.api import Model, Translation
 from fairseq_plugins.api.files import find_languages
+from fairseq_plugins.checkpoint.session import Session
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.session import Session
 from tests.conftest import Corpus
 from tests.support import REPOSITORY, run_in_process
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 
 from fairseq_plugins.checkpoint.averaging import write_checkpoint
+from fairseq_plugins.checkpoint.session import Session
 from fairseq_plugins.decoding.trained_drafter import store_survival
 from fairseq_plugins.shared.parsing import as_config, generation_parser, parse_arguments
-from fairseq_plugins.shared.session import Session
 
 
 def measure(data: Path, verifier: Path, drafter: Path, *, subset: str = "valid", batch_size: int = 32) -> str:

@@ -9,6 +9,7 @@ from fairseq.models import FairseqEncoder, FairseqEncoderDecoderModel, register_
 from fairseq.models.transformer import TransformerDecoderBase, TransformerModel
 from torch import Tensor, nn
 
+from fairseq_plugins.checkpoint.session import options_of
 from fairseq_plugins.data.block_masking import Blocks, glance
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.activation import set_activation
@@ -17,7 +18,6 @@ from fairseq_plugins.models.block_nat.initialisation import initialise
 from fairseq_plugins.models.block_nat.options import add_options, check_options, set_defaults, take_sizes
 from fairseq_plugins.models.verifier_features import fit_to_verifier
 from fairseq_plugins.shared.fingerprints import weights_fingerprint
-from fairseq_plugins.shared.session import options_of
 
 _PROJECTIONS = ("embed_tokens", "output_projection", "project_in_dim", "project_out_dim")
 # Prefixes of the names of weights that belong to the verifier, with --drafter-context features.

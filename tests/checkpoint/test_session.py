@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from fairseq_plugins.checkpoint.session import Session, precision
 from fairseq_plugins.shared.parsing import as_config, generation_parser, parse_arguments
-from fairseq_plugins.shared.session import Session, precision
 from tests.conftest import Corpus
 
 

@@ -13,6 +13,8 @@ from fairseq.models import FairseqEncoderDecoderModel
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from fairseq_plugins.checkpoint.loading import read_state
+from fairseq_plugins.checkpoint.mapped_weights import TakeWeights
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.process.output import ignore_hydras_warnings, say
 from fairseq_plugins.shared.binarised import check_binarised
@@ -45,14 +47,15 @@ class Session:
     @cached_property
     def models(self) -> list[FairseqEncoderDecoderModel]:
         """The models of --path; several are an ensemble."""
-        with warnings.catch_warnings():
+        return [self.prepared(self._load(path)) for path in utils.split_paths(self.cfg.common_eval.path)]
+
+    def _load(self, path: str) -> FairseqEncoderDecoderModel:
+        overrides = ast.literal_eval(self.cfg.common_eval.model_overrides)
+        with warnings.catch_warnings(), TakeWeights():
             ignore_hydras_warnings()
-            models, _ = checkpoint_utils.load_model_ensemble(
-                utils.split_paths(self.cfg.common_eval.path),
-                arg_overrides=ast.literal_eval(self.cfg.common_eval.model_overrides),
-                task=self.task,
-            )
-        return [self.prepared(model) for model in models]
+            state, _ = read_state(path, "--path", overrides)
+            (model,), _ = checkpoint_utils.load_model_ensemble([path], overrides, self.task, state=state)
+        return model
 
     def prepared(self, model: FairseqEncoderDecoderModel) -> FairseqEncoderDecoderModel:
         """Move a model to the device, in the precision of the options, and prepare it for inference."""
