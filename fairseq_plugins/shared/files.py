@@ -7,7 +7,9 @@ import os
 import stat
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import IO, Any, TextIO
 
@@ -27,10 +29,18 @@ class Destination:
     path: Path
     is_direct: bool
 
-    @property
-    def partial(self) -> Path:
-        """Name of the file until it is complete."""
-        return self.path.with_name(self.path.name + ".partial")
+    def open_partial(self, mode: str, **how: Any) -> tuple[IO[Any], Path]:
+        """Make a file beside the destination, whose content it will be; return it, opened, and its path.
+
+        NAME.partial, or NAME.2.partial, ... where others are: of an interrupted run, or the user's. `mode` is "x" or
+        "xb"; `how` as for `open`. Raises OSError.
+        """
+        for number in count(1):
+            ending = ".partial" if number == 1 else f".{number}.partial"
+            path = self.path.with_name(self.path.name + ending)
+            with suppress(FileExistsError):
+                return open(path, mode, **how), path
+        raise AssertionError
 
 
 def destination(path: str | Path, option: str) -> Destination:
@@ -165,13 +175,13 @@ def write_atomically(path: Path, content: str | bytes, option: str) -> None:
             with open(target.path if stream is None else os.dup(stream.fileno()), "ab", buffering=0) as file:
                 _write_all(file, data)
             return
+        opened, partial = target.open_partial("xb", buffering=0)
         try:
-            with open_own(target.partial, "wb", buffering=0) as file:
-                _write_all(file, data)
-            os.replace(target.partial, target.path)
+            with opened:
+                _write_all(opened, data)
+            os.replace(partial, target.path)
         except BaseException:
-            if is_own_file(target.partial):
-                target.partial.unlink()
+            partial.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise unwritable(path, option, error) from error

@@ -2,11 +2,12 @@
 
 import os
 import sys
+from typing import IO
 
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.process.ending import fail
 from fairseq_plugins.process.output import say
-from fairseq_plugins.shared.files import destination, open_own, standard_stream, unwritable
+from fairseq_plugins.shared.files import destination, standard_stream, unwritable
 
 
 def was_interrupted() -> bool:
@@ -30,11 +31,13 @@ class PartialFile:
         # Reuses the open standard output: a second file object would mix up the lines.
         stream = standard_stream(path) if self._target.is_direct else None
         self._is_ours = stream is None
-        name, mode = (self._target.path, "a") if self._target.is_direct else (self._target.partial, "w")
+        self._partial = self._target.path
         try:
             # Line buffering: a killed run keeps its lines, and a full disk is noticed early.
-            opens = open if self._target.is_direct else open_own
-            self._file = stream or opens(name, mode, buffering=1, encoding="utf-8")
+            if self._target.is_direct:
+                self._file: IO[str] = stream or open(self._target.path, "a", buffering=1, encoding="utf-8")
+            else:
+                self._file, self._partial = self._target.open_partial("x", buffering=1, encoding="utf-8")
         except OSError as error:
             raise unwritable(path, option, error) from error
 
@@ -53,9 +56,9 @@ class PartialFile:
         try:
             self._file.close()
             if not (self._target.is_direct or self._has_failed or was_interrupted()):
-                os.replace(self._target.partial, self._target.path)
+                os.replace(self._partial, self._target.path)
             elif was_interrupted() and not self._target.is_direct:
-                say(f"{self._option} {self._given}: not finished; the lines so far are in {self._target.partial}")
+                say(f"{self._option} {self._given}: not finished; the lines so far are in {self._partial}")
         except OSError as error:
             self._give_up(error)
 
@@ -63,5 +66,4 @@ class PartialFile:
         if not self._has_failed:
             self._has_failed = True
             message: ConfigurationError | str = unwritable(self._given, self._option, error)
-            partial = self._target.partial
-            fail(str(message) if self._target.is_direct else f"{message}; the lines so far are in {partial}")
+            fail(str(message) if self._target.is_direct else f"{message}; the lines so far are in {self._partial}")

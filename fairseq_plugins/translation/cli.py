@@ -31,7 +31,7 @@ from fairseq_plugins.errors import ConfigurationError, flag
 from fairseq_plugins.process.ending import fail
 from fairseq_plugins.process.output import counted, say
 from fairseq_plugins.shared.cli import CommandParser, run_command
-from fairseq_plugins.shared.files import Destination, destination, open_own, sha256, unwritable
+from fairseq_plugins.shared.files import Destination, destination, sha256, unwritable
 from fairseq_plugins.shared.invalid_text import mend_lines
 from fairseq_plugins.shared.progress import progress_bar
 from fairseq_plugins.shared.values import positive
@@ -365,14 +365,17 @@ def _translate_stream(translator: Translator, output: Destination | None) -> Non
     for stream in (sys.stdin, sys.stdout):
         if hasattr(stream, "reconfigure"):  # not with a closed standard output, see `watch_output`
             stream.reconfigure(encoding="utf-8", errors="surrogateescape", newline="\n")
+    partial: Path | None = None
     with ExitStack() as opened:
         file, target = sys.stdin, sys.stdout
         if args.input is not None:
             file = opened.enter_context(open(args.input, encoding="utf-8", errors="surrogateescape", newline="\n"))
         if output is not None:
-            name = output.path if output.is_direct else output.partial
-            opens = open if output.is_direct else open_own
-            target = opened.enter_context(opens(name, "w", encoding="utf-8"))
+            if output.is_direct:
+                target = open(output.path, "w", encoding="utf-8")  # noqa: SIM115
+            else:
+                target, partial = output.open_partial("x", encoding="utf-8")
+            opened.enter_context(target)
         number = 0
         for chunk in chunks(file, args.buffer_size or (1 if file.isatty() else CHUNK)):
             lines = translator.translate(chunk, number)
@@ -386,8 +389,8 @@ def _translate_stream(translator: Translator, output: Destination | None) -> Non
                 with suppress(OSError):
                     target.close()  # writes what is buffered, and fails again
                 raise unwritable(output.path, "--output", error) from error
-    if output is not None and not output.is_direct:
-        output.partial.replace(output.path)
+    if output is not None and partial is not None:
+        partial.replace(output.path)
     say(translator.summary())
 
 
