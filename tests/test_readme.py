@@ -74,3 +74,13 @@ def test_links_exist(page: Path) -> None:
         assert "://" in target or (page.parent / target).exists(), target
     for target in re.findall(r"\b(?:docs|tests|train_scripts|examples)/[\w./-]+\.(?:md|py|sh|svg|png)", text):
         assert (REPOSITORY / target).exists(), target
+
+
+def test_the_picture_names_files() -> None:
+    """Files in the picture of the architecture exist, in the folder that its heading names."""
+    package = REPOSITORY / "fairseq_plugins"
+    picture = (DOCS / "images" / "architecture.svg").read_text(encoding="utf-8")
+    files = re.findall(r"[\w./]+\.(?:py|cpp|h)\b", re.sub(r"<(?:svg|style).*?>|http\S+", "", picture))
+    assert len(files) >= 30
+    folders = [package, *(package / "decoding" / name for name in ("native/csrc", "gpu", "reference"))]
+    assert [file for file in files if not any((folder / file).is_file() for folder in folders)] == []
