@@ -7,40 +7,42 @@ from dataclasses import asdict, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from fairseq.search import BeamSearch
-from fairseq.search import Sampling as FairseqSampling
-from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
 from torch import nn
 
-from fairseq_plugins.checkpoint.loading import build_model, read_checkpoint, unwrap
-from fairseq_plugins.checkpoint.mapped_weights import TakeWeights
 from fairseq_plugins.checkpoint.session import options_of
-from fairseq_plugins.checkpoint.settings import check_settings, model_name
+from fairseq_plugins.checkpoint.settings import check_settings
 from fairseq_plugins.decoding import methods
-from fairseq_plugins.decoding.backends import Backend, choose_backend
+from fairseq_plugins.decoding.backends import choose_backend
 from fairseq_plugins.decoding.checks import check_finite, check_fit, check_task_options
-from fairseq_plugins.decoding.constraints import refuse_search_options, refuse_unsupported_settings
+from fairseq_plugins.decoding.constraints import refuse_search_options
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
 from fairseq_plugins.decoding.methods.reuse import ReuseOptions
 from fairseq_plugins.decoding.native.model import NativeWeights
 from fairseq_plugins.decoding.recording.profile import Profile
 from fairseq_plugins.decoding.recording.stats import DecodingStats
-from fairseq_plugins.decoding.recording.trace_writer import Tracer, TraceWriter, check_traceable
+from fairseq_plugins.decoding.recording.trace_writer import TraceWriter, check_traceable
 from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.half_precision import HALF_DTYPES, precision_of, with_rounded_weights
-from fairseq_plugins.decoding.reference.sampling import Sampling
-from fairseq_plugins.decoding.reference.search.strategy import OPTIONS, SearchStrategy
 from fairseq_plugins.decoding.search_numbers import check_search_numbers
 from fairseq_plugins.decoding.weights import Precision
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.process.ending import close_with
 from fairseq_plugins.shared.files import destination
+from fairseq_plugins.tasks.drafter import drafter_in, load_drafter
 from fairseq_plugins.tasks.drafts import LineNumbers, TaskDrafts
+from fairseq_plugins.tasks.own_generator import (
+    check_own,
+    generator_like,
+    repeat_ngram_size,
+    samples_of,
+    sampling_of,
+    strategy_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -72,69 +74,88 @@ class Decoding:
         cfg = self.options
         in_training = getattr(cfg, "eval_bleu", False) is True
         is_one_run = getattr(task, "reports_summary", True) and not in_training
-        scores_reference = getattr(args, "score_reference", False)
-        spec, options = methods.chosen(cfg)
-        if drafter_in(models[0]) is not None and not scores_reference:
-            if spec.build is None and in_training:
-                # A drafter decodes alone.
-                spec = methods.find("nat")
-                options = spec.read(cfg)
-            elif spec.runs_verifier:
-                raise ConfigurationError(
-                    "--path",
-                    None,
-                    f"is a drafter (block_nat), which {{--decoder {spec.name}}} cannot verify with",
-                    "give the verifier as {--path} and the drafter as {--drafter-path}, or use {--decoder nat}",
-                )
-        samples = 0 if spec.build is None or scores_reference else samples_of(args)
+        spec, options = self._method(models[0], args, in_training)
+        samples = 0 if spec.build is None else samples_of(args)
         if samples:
-            if spec.searches_beams:
-                # Sampling keeps no beams.
-                spec = methods.find("greedy")
-                options = spec.read(cfg)
-            if not spec.accepts_exactly(options):
-                raise ConfigurationError(
-                    "--sampling",
-                    None,
-                    f"is not for {{--decoder {spec.name}}}, whose output depends on the drafts",
-                    "use {--decoder greedy}, or one that accepts exactly",
-                )
+            spec, options = _without_beams(spec, options, cfg)
             args.beam = samples
         check_search_numbers(args)
         if not in_training:
             check_finite(models)
-        if cfg.trace_file is not None:
-            check_traceable(cfg.trace_file, spec, scores_reference, is_one_run)
-            if task.source_dictionary is None:
-                raise ConfigurationError("--trace-file", cfg.trace_file, "shows source tokens, and this task has none")
-        if cfg.stats_file is not None and is_one_run and (spec.build is None or scores_reference):
-            raise ConfigurationError(
-                "--stats-file",
-                cfg.stats_file,
-                "fairseq's own search counts nothing",
-                "choose another {--decoder}, or leave it out",
-            )
-        if spec.build is None or scores_reference:
-            if cfg.profile is True and is_one_run:
-                logger.warning("--profile: fairseq's own search is not measured; choose another --decoder")
-            own = build_own()
-            if _repeat_ngram_size(own) and not own.repeat_ngram_blocker.use_extension:
-                logger.warning(
-                    "--no-repeat-ngram-size: forbids nothing in fairseq 0.12's own search without its CUDA extension; "
-                    "use --decoder greedy or fast-beam"
-                )
-            return own
+        self._check_files(task, spec, args, is_one_run)
+        if spec.build is None:
+            return self._fairseqs_search(build_own, is_one_run)
         refuse_search_options(args, allowed, spec.name, spec.searches_beams)
         if not spec.searches_beams and not samples and (isinstance(args, Namespace) or hasattr(args, "beam")):
             # fairseq prints the beam in its last line, and 5 is only its default.
             args.beam = 1
         own = build_own()
-        _check_own(own, task, spec, samples > 0)
-        # Without fairseq's command line, fairseq's fields in the configuration are unresolved references.
-        bf16, active = cfg.bf16 is True, cfg.active_sentences
+        check_own(own, task, spec, samples > 0)
+        context = self._context(task, models, own, spec, options, samples > 0, in_training)
+        check_fit(spec, options, context)
+        return self._generator(task, own, spec, options, context, samples, is_one_run)
+
+    def _method(self, model: nn.Module, args: Any, in_training: bool) -> tuple[MethodSpec, MethodOptions]:
+        """Return the method that decodes: of `--decoder`, unless the task scores references or trains a drafter."""
+        spec, options = methods.chosen(self.options)
+        if getattr(args, "score_reference", False):
+            spec = methods.find("beam")
+        elif drafter_in(model) is None:
+            return spec, options
+        elif spec.build is None and in_training:
+            # A drafter decodes alone.
+            spec = methods.find("nat")
+        elif spec.runs_verifier:
+            raise ConfigurationError(
+                "--path",
+                None,
+                f"is a drafter (block_nat), which {{--decoder {spec.name}}} cannot verify with",
+                "give the verifier as {--path} and the drafter as {--drafter-path}, or use {--decoder nat}",
+            )
+        return spec, spec.read(self.options)
+
+    def _check_files(self, task: Any, spec: MethodSpec, args: Any, is_one_run: bool) -> None:
+        """Raise ConfigurationError for files of results that this run would not write."""
+        trace, stats = self.options.trace_file, self.options.stats_file
+        if trace is not None:
+            check_traceable(trace, spec, getattr(args, "score_reference", False), is_one_run)
+            if task.source_dictionary is None:
+                raise ConfigurationError("--trace-file", trace, "shows source tokens, and this task has none")
+        if stats is not None and is_one_run and spec.build is None:
+            raise ConfigurationError(
+                "--stats-file",
+                stats,
+                "fairseq's own search counts nothing",
+                "choose another {--decoder}, or leave it out",
+            )
+
+    def _fairseqs_search(self, build_own: Callable[[], Any], is_one_run: bool) -> Any:
+        """Build the task's own generator, and warn of options that do nothing there."""
+        if self.options.profile is True and is_one_run:
+            logger.warning("--profile: fairseq's own search is not measured; choose another --decoder")
+        own = build_own()
+        if repeat_ngram_size(own) and not own.repeat_ngram_blocker.use_extension:
+            logger.warning(
+                "--no-repeat-ngram-size: forbids nothing in fairseq 0.12's own search without its CUDA extension; "
+                "use --decoder greedy or fast-beam"
+            )
+        return own
+
+    def _context(
+        self,
+        task: Any,
+        models: Sequence[nn.Module],
+        own: Any,
+        spec: MethodSpec,
+        options: MethodOptions,
+        is_sampling: bool,
+        in_training: bool,
+    ) -> MethodContext:
+        """Return the models and settings that the method is built from."""
+        cfg = self.options
         # In training every validation has new weights and would capture new graphs.
         graphs = None if in_training else Graphs(enabled=not cfg.no_cuda_graphs)
-        context = MethodContext(
+        return MethodContext(
             models,
             self._drafter(task, models, spec, options),
             task.source_dictionary,
@@ -145,14 +166,28 @@ class Decoding:
             own.beam_size if spec.searches_beams else 1,
             is_traced=cfg.trace_file is not None,
             counts_survival=self.counts_survival,
-            no_repeat_ngram_size=_repeat_ngram_size(own),
-            sampling=_sampling(own) if samples else None,
-            strategy=_strategy(own, samples > 0),
+            no_repeat_ngram_size=repeat_ngram_size(own),
+            sampling=sampling_of(own) if is_sampling else None,
+            strategy=strategy_of(own, is_sampling),
         )
-        check_fit(spec, options, context)
+
+    def _generator(
+        self,
+        task: Any,
+        own: Any,
+        spec: MethodSpec,
+        options: MethodOptions,
+        context: MethodContext,
+        samples: int,
+        is_one_run: bool,
+    ) -> DraftVerifyGenerator:
+        """Return the generator, with what a run records."""
+        cfg = self.options
+        # Without fairseq's command line, fairseq's fields in the configuration are unresolved references.
+        bf16, active = cfg.bf16 is True, cfg.active_sentences
         label = f"{spec.name} int8 (lossy: weights rounded)" if cfg.int8 else spec.name
         stats = DecodingStats(label, cfg.stats_file)
-        if context.engine.has_graphs(next(models[0].parameters()).device):
+        if context.engine.has_graphs(next(context.models[0].parameters()).device):
             stats.graphs = context.engine.graphs
         trace = None if cfg.trace_file is None else self._trace(spec, options, context)
         generator = generator_like(
@@ -169,17 +204,16 @@ class Decoding:
         )
         if isinstance(options, ReuseOptions) and (is_one_run or options.drafts is not None):
             generator.drafts = TaskDrafts(options.drafts, task, is_one_run)
+        if trace is not None:
+            close_with(generator, trace.close)
         if is_one_run:
             self.numbers = LineNumbers()
             generator.number = self.numbers.add_to
-        if is_one_run:
             close_with(generator, stats.close)
-        if trace is not None:
-            close_with(generator, trace.close)
-        if cfg.profile is True and is_one_run:
-            profile = Profile()
-            profile.attach(generator)
-            close_with(generator, profile.close)
+            if cfg.profile is True:
+                profile = Profile()
+                profile.attach(generator)
+                close_with(generator, profile.close)
         return generator
 
     def _in_current_precision(self, context: MethodContext, bf16: bool) -> MethodContext:
@@ -222,7 +256,7 @@ class Decoding:
                 "add {--drafter-path DRAFTER.pt} (train one with fairseq-train --task spec_dec --arch block_nat)",
             )
         if path not in self.drafters:
-            self.drafters[path] = _load_drafter(path, models[0], task)
+            self.drafters[path] = load_drafter(path, models[0], task)
         return self.drafters[path]
 
 
@@ -300,12 +334,6 @@ def with_args(task: Any) -> Any:
     return task
 
 
-def drafter_in(model: nn.Module) -> BlockNat | None:
-    """Return the drafter inside of fairseq's wrappers for distributed training, None for other models."""
-    model = unwrap(model)
-    return model if isinstance(model, BlockNat) else None
-
-
 def native_weights(cfg: Any, batch_invariant: bool = False) -> NativeWeights | None:
     """Return the kernels' weight format; None if an option turns them off."""
     if cfg.no_compiled_steps:
@@ -314,114 +342,20 @@ def native_weights(cfg: Any, batch_invariant: bool = False) -> NativeWeights | N
     return NativeWeights(packed, precision=_precision(cfg), batch_invariant=batch_invariant)
 
 
+def _without_beams(spec: MethodSpec, options: MethodOptions, cfg: Any) -> tuple[MethodSpec, MethodOptions]:
+    """Return the method that samples: it keeps no beams and accepts exactly."""
+    if spec.searches_beams:
+        spec = methods.find("greedy")
+        options = spec.read(cfg)
+    if not spec.accepts_exactly(options):
+        raise ConfigurationError(
+            "--sampling",
+            None,
+            f"is not for {{--decoder {spec.name}}}, whose output depends on the drafts",
+            "use {--decoder greedy}, or one that accepts exactly",
+        )
+    return spec, options
+
+
 def _precision(cfg: Any) -> Precision:
     return Precision.INT8 if cfg.int8 else Precision.FP32
-
-
-def _check_own(own: Any, task: Any, spec: MethodSpec, samples: bool) -> None:
-    """Raise ConfigurationError for a task whose own generator is not fairseq's beam search, or its sampling."""
-    is_plain = type(own) in (SequenceGenerator, SequenceGeneratorWithAlignment)
-    searches = {FairseqSampling} if samples else {BeamSearch, *(OPTIONS if spec.searches_beams else ())}
-    if not is_plain or type(own.search) not in searches:
-        kind = type(own.search) if is_plain else type(own)
-        raise ConfigurationError(
-            "--decoder",
-            spec.name,
-            f"the task {type(task).__name__} decodes with a {kind.__name__}, not with fairseq's beam search",
-            "use {--decoder beam}",
-        )
-    refuse_unsupported_settings(own, spec.searches_beams or samples)
-    if _repeat_ngram_size(own) and not spec.runs_verifier:
-        raise ConfigurationError(
-            "--no-repeat-ngram-size",
-            None,
-            f"is not for {{--decoder {spec.name}}}",
-            "leave it out or use {--decoder gad}",
-        )
-
-
-def samples_of(args: Any) -> int:
-    """Return the number of samples that fairseq's options draw for a sentence, 0 without `--sampling`."""
-    if not getattr(args, "sampling", False):
-        return 0
-    return max(getattr(args, "beam", 5), getattr(args, "nbest", 1))
-
-
-def _sampling(own: SequenceGenerator) -> Sampling:
-    search = own.search
-    return Sampling(max(search.sampling_topk, 0), max(search.sampling_topp, 0.0), own.temperature)
-
-
-def _strategy(own: SequenceGenerator, samples: bool) -> SearchStrategy | None:
-    """Return fairseq's search and its language model, None for plain beam search."""
-    search = None if samples or type(own.search) is BeamSearch else own.search
-    return None if search is None and own.lm_model is None else SearchStrategy(search, own.lm_model, own.lm_weight)
-
-
-def _repeat_ngram_size(own: Any) -> int:
-    """Return `--no-repeat-ngram-size` of fairseq's generator."""
-    blocker = getattr(own, "repeat_ngram_blocker", None)
-    return 0 if blocker is None else blocker.no_repeat_ngram_size
-
-
-def generator_like(
-    own: SequenceGenerator,
-    context: MethodContext,
-    spec: MethodSpec,
-    choose: Callable[[MethodSpec, Tracer | None], Backend],
-    stats: DecodingStats,
-    **more: Any,
-) -> DraftVerifyGenerator:
-    """Return our generator with the settings of a task's own; other arguments as for `DraftVerifyGenerator`."""
-    return DraftVerifyGenerator(
-        context.models,
-        own.tgt_dict,
-        drafter=context.drafter,
-        spec=spec,
-        choose=choose,
-        stats=stats,
-        beam_size=context.beam,
-        max_len_a=own.max_len_a,
-        max_len_b=own.max_len_b,
-        max_len=own.max_len,
-        min_len=own.min_len,
-        normalize_scores=own.normalize_scores,
-        len_penalty=own.len_penalty,
-        unk_penalty=own.unk_penalty,
-        temperature=own.temperature,
-        no_repeat_ngram_size=context.no_repeat_ngram_size,
-        eos=own.eos,
-        symbols_to_strip_from_output=own.symbols_to_strip_from_output,
-        match_source_len=own.match_source_len,
-        lm_model=own.lm_model,
-        lm_weight=own.lm_weight,
-        search_strategy=own.search,
-        **more,
-    )
-
-
-def _load_drafter(path: str, verifier: nn.Module, task: Any) -> BlockNat:
-    option = "--drafter-path"
-    state, cfg = read_checkpoint(path, option)
-    if model_name(cfg).startswith("block_nat"):
-        if getattr(cfg, "tune_verifier", False):
-            raise ConfigurationError(
-                option,
-                path,
-                "holds a verifier of its own ({--tune-verifier})",
-                "part them with python -m train_scripts.tools split-verifier, and decode with both",
-            )
-        try:
-            # Before it is built: its options name layers and widths of its own verifier.
-            BlockNat.check_verifier(state["model"], cfg, verifier)
-        except ValueError as error:
-            raise ConfigurationError(
-                option,
-                path,
-                f"{error} than {{--path}}",
-                "give the verifier that it was trained with as {--path}, or train a drafter for this one",
-            ) from error
-    with TakeWeights():
-        drafter = build_model(state, cfg, path, task, option, required=BlockNat, verifier=verifier)
-    assert isinstance(drafter, BlockNat)
-    return drafter

@@ -28,7 +28,9 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 from fairseq_plugins.shared.workers import check_trains_together, find_worker
-from fairseq_plugins.tasks.decoding import DecodesWithDrafts, drafter_in, generator_like, native_weights
+from fairseq_plugins.tasks.decoding import DecodesWithDrafts, native_weights
+from fairseq_plugins.tasks.drafter import drafter_in
+from fairseq_plugins.tasks.own_generator import generator_like
 
 _DEFAULT_BLOCK_SIZE = 25
 

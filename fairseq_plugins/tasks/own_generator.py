@@ -1,0 +1,101 @@
+"""The task's own `SequenceGenerator`: what ours takes over from it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fairseq.search import BeamSearch
+from fairseq.search import Sampling as FairseqSampling
+from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
+
+from fairseq_plugins.decoding.backends import Backend
+from fairseq_plugins.decoding.constraints import refuse_unsupported_settings
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.method import MethodContext, MethodSpec
+from fairseq_plugins.decoding.recording.stats import DecodingStats
+from fairseq_plugins.decoding.recording.trace_writer import Tracer
+from fairseq_plugins.decoding.reference.sampling import Sampling
+from fairseq_plugins.decoding.reference.search.strategy import OPTIONS, SearchStrategy
+from fairseq_plugins.errors import ConfigurationError
+
+
+def check_own(own: Any, task: Any, spec: MethodSpec, samples: bool) -> None:
+    """Raise ConfigurationError for a task whose own generator is not fairseq's beam search, or its sampling."""
+    is_plain = type(own) in (SequenceGenerator, SequenceGeneratorWithAlignment)
+    searches = {FairseqSampling} if samples else {BeamSearch, *(OPTIONS if spec.searches_beams else ())}
+    if not is_plain or type(own.search) not in searches:
+        kind = type(own.search) if is_plain else type(own)
+        raise ConfigurationError(
+            "--decoder",
+            spec.name,
+            f"the task {type(task).__name__} decodes with a {kind.__name__}, not with fairseq's beam search",
+            "use {--decoder beam}",
+        )
+    refuse_unsupported_settings(own, spec.searches_beams or samples)
+    if repeat_ngram_size(own) and not spec.runs_verifier:
+        raise ConfigurationError(
+            "--no-repeat-ngram-size",
+            None,
+            f"is not for {{--decoder {spec.name}}}",
+            "leave it out or use {--decoder gad}",
+        )
+
+
+def samples_of(args: Any) -> int:
+    """Return the number of samples that fairseq's options draw for a sentence, 0 without `--sampling`."""
+    if not getattr(args, "sampling", False):
+        return 0
+    return max(getattr(args, "beam", 5), getattr(args, "nbest", 1))
+
+
+def sampling_of(own: SequenceGenerator) -> Sampling:
+    """Return how a sampling generator of fairseq draws tokens."""
+    search = own.search
+    return Sampling(max(search.sampling_topk, 0), max(search.sampling_topp, 0.0), own.temperature)
+
+
+def strategy_of(own: SequenceGenerator, samples: bool) -> SearchStrategy | None:
+    """Return fairseq's search and its language model, None for plain beam search."""
+    search = None if samples or type(own.search) is BeamSearch else own.search
+    return None if search is None and own.lm_model is None else SearchStrategy(search, own.lm_model, own.lm_weight)
+
+
+def repeat_ngram_size(own: Any) -> int:
+    """Return `--no-repeat-ngram-size` of fairseq's generator."""
+    blocker = getattr(own, "repeat_ngram_blocker", None)
+    return 0 if blocker is None else blocker.no_repeat_ngram_size
+
+
+def generator_like(
+    own: SequenceGenerator,
+    context: MethodContext,
+    spec: MethodSpec,
+    choose: Callable[[MethodSpec, Tracer | None], Backend],
+    stats: DecodingStats,
+    **more: Any,
+) -> DraftVerifyGenerator:
+    """Return our generator with the settings of a task's own; other arguments as for `DraftVerifyGenerator`."""
+    return DraftVerifyGenerator(
+        context.models,
+        own.tgt_dict,
+        drafter=context.drafter,
+        spec=spec,
+        choose=choose,
+        stats=stats,
+        beam_size=context.beam,
+        max_len_a=own.max_len_a,
+        max_len_b=own.max_len_b,
+        max_len=own.max_len,
+        min_len=own.min_len,
+        normalize_scores=own.normalize_scores,
+        len_penalty=own.len_penalty,
+        unk_penalty=own.unk_penalty,
+        temperature=own.temperature,
+        no_repeat_ngram_size=context.no_repeat_ngram_size,
+        eos=own.eos,
+        symbols_to_strip_from_output=own.symbols_to_strip_from_output,
+        match_source_len=own.match_source_len,
+        lm_model=own.lm_model,
+        lm_weight=own.lm_weight,
+        search_strategy=own.search,
+        **more,
+    )
