@@ -1,4 +1,4 @@
-"""Notice that the weights of models have changed since they were read."""
+"""Notice that the weights of models, or what they compute with them, have changed since they were read."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -32,11 +32,12 @@ _steps = _OptimizerSteps()
 
 
 class WeightSnapshot:
-    """The state of the parameters and buffers of models at one time.
+    """The state of the parameters, buffers and hooks of models at one time.
 
-    A comparison takes microseconds. It reads version counters, addresses, the modules' identities and one number of
-    each tensor. Version counters miss writes to `parameter.data`, such as those of fairseq's Adam. After a step of any
-    optimizer all numbers are compared, by a checksum; so are inference tensors, which have no version counter.
+    A comparison takes microseconds. It reads version counters, addresses, the modules' identities and hooks, whether
+    `forward` is replaced, and one number of each tensor. Version counters miss writes to `parameter.data`, such as
+    those of fairseq's Adam. After a step of any optimizer all numbers are compared, by a checksum; so are inference
+    tensors, which have no version counter.
 
     A write to `parameter.data` or to its memory outside of an optimizer is missed if it changes none of the numbers
     that are read. Of mapped parameters none is read: that would bring pages of the file into memory.
@@ -53,6 +54,9 @@ class WeightSnapshot:
         # Holds the modules and the memory: neither their ids nor their addresses can be used again.
         self._modules = modules
         self._module_ids = _ids(self._children)
+        self._hooks = [held for module in modules for held in (module._forward_hooks, module._forward_pre_hooks)]
+        self._attributes = list(map(vars, modules))
+        self._changes = self._read_changes()
         tensors = self._tensors()
         self._has_versions = not any(tensor.is_inference() for tensor in tensors)
         self._addresses, self._versions = list(map(Tensor.data_ptr, tensors)), self._read_versions(tensors)
@@ -68,6 +72,7 @@ class WeightSnapshot:
             list(map(Tensor.data_ptr, tensors)) != self._addresses
             or self._read_versions(tensors) != self._versions
             or _ids(self._children) != self._module_ids
+            or self._read_changes() != self._changes
             or not all(map(torch.equal, _read_samples(self._samples), self._sampled))
         ):
             return False
@@ -80,6 +85,11 @@ class WeightSnapshot:
 
     def _tensors(self) -> list[Tensor]:
         return [tensor for held in self._weights for tensor in held.values() if tensor is not None]
+
+    def _read_changes(self) -> tuple[list[int], int]:
+        """Return the identities of all hooks, and how many modules have a `forward` of their own."""
+        hooks = list(map(id, chain.from_iterable(map(dict.values, self._hooks))))
+        return hooks, sum("forward" in attributes for attributes in self._attributes)
 
     def _read_versions(self, tensors: Sequence[Tensor]) -> list[int] | None:
         return [tensor._version for tensor in tensors] if self._has_versions else None

@@ -10,7 +10,17 @@ from fairseq.optim.adam import Adam
 from torch import nn
 
 from fairseq_plugins.decoding.weight_changes import WeightSnapshot
-from tests.support import Options, ids, make_drafter, make_generator, make_sample, make_task, make_transformer
+from fairseq_plugins.errors import ConfigurationError
+from tests.support import (
+    Options,
+    fairseq_beam,
+    ids,
+    make_drafter,
+    make_generator,
+    make_sample,
+    make_task,
+    make_transformer,
+)
 
 Change = Callable[[nn.Module, nn.Module], Any]
 
@@ -95,6 +105,41 @@ def test_changed_weights_are_used(decoder: str, change: Change) -> None:
     fresh = ids(task.build_generator([model], args).generate([model], sample))
     assert ids(generator.generate([model], sample)) == fresh
     assert change in (round_to_half, round_and_back) or fresh != before
+
+
+def add_hook(part: nn.Module) -> None:
+    part.register_forward_hook(lambda module, inputs, output: output * 2)
+
+
+def add_pre_hook(part: nn.Module) -> None:
+    part.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,))
+
+
+def replace_forward(part: nn.Module) -> None:
+    forward = part.forward
+    part.forward = lambda *inputs: forward(*inputs) * 2
+
+
+@pytest.mark.parametrize("change", [add_hook, add_pre_hook, replace_forward])
+@pytest.mark.parametrize("decoder", ["greedy", "fast-beam", "torch"])
+def test_parts_that_compute_something_else_are_noticed(decoder: str, change: Callable[[nn.Module], None]) -> None:
+    """An encoder with them runs in PyTorch; a decoder is refused, as when the generator is built."""
+    task = make_task(50, decoding_method="greedy" if decoder == "torch" else decoder)
+    task.cfg.no_compiled_steps = decoder == "torch"
+    model, sample, args = (
+        make_transformer(task, 3),
+        make_sample(task, [4, 0, 12, 7], 1),
+        Namespace(beam=3, max_len_b=20),
+    )
+    generator = task.build_generator([model], args)
+    before = ids(generator.generate([model], sample))
+    change(model.encoder.layers[0].fc2)
+    after = ids(generator.generate([model], sample))
+    assert after == ids(task.build_generator([model], args).generate([model], sample)) != before
+    assert after == ids(fairseq_beam([model], task, sample, 3 if decoder == "fast-beam" else 1, max_len_b=20))
+    change(model.decoder.layers[0].fc2)
+    with pytest.raises(ConfigurationError, match="its Linear.*hook|its Linear.*replaced forward"):
+        generator.generate([model], sample)
 
 
 def test_a_changed_drafter_is_used() -> None:
