@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# The compiled policy uses the same number (native/csrc/drafter.h).
+# Of a diagram that people read; policies have 20 (`SURVIVAL_BINS`, native/csrc/policy.h).
 BINS = 10
 
 HEADERS = ("drafter's probability", "tokens", "its mean", "right")
