@@ -180,6 +180,7 @@ setup(
     install_requires=[
         "fairseq-fixed==0.12.3.1",
         "msgspec>=0.19",
+        "protobuf>=5",  # for sentencepiece's models
         "torch>=2.6,<2.14",
         "sacrebleu>=2.3",
         "sacremoses>=0.1",

@@ -9,6 +9,7 @@ import sentencepiece
 from msgspec import Meta
 
 from fairseq_plugins.conversion.families import Config
+from fairseq_plugins.conversion.sentencepiece_model import sentencepiece_model
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.typed_values import read_json
 
@@ -146,7 +147,7 @@ def text_files(folder: Path, bpe: ByteLevelBPE | None) -> dict[str, bytes]:
     Those of the source suffice: target pieces are joined without a model.
 
     Raises:
-        ConfigurationError: for a tokenizer without its sentencepiece model.
+        ConfigurationError: for a tokenizer without its sentencepiece model, which cannot be made from it either.
     """
     if bpe is not None:
         vocabulary, merges = bpe
@@ -156,12 +157,7 @@ def text_files(folder: Path, bpe: ByteLevelBPE | None) -> dict[str, bytes]:
         if (folder / name).is_file():
             return {"subwords.model": (folder / name).read_bytes()}
     if (folder / "tokenizer.json").is_file():
-        raise ConfigurationError(
-            None,
-            folder,
-            "has no sentencepiece.bpe.model, which cuts text and which transformers 5 does not save",
-            "copy it from the folder that the tokenizer was loaded from",
-        )
+        return {"subwords.model": sentencepiece_model(folder / "tokenizer.json")}
     return {}
 
 

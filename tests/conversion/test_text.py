@@ -149,17 +149,104 @@ def generated(model: Any, tokenizer: Any, text: list[str], forced: int | None) -
     return list(zip(words, tokenizer.batch_decode(words), strict=True))
 
 
-def test_subwords_of_tokenizers_that_transformers_5_saved(tmp_path: Path) -> None:
-    for name in ("bart", "mbart50"):
-        (tmp_path / name).mkdir()
-        save_tokenizer(name, tmp_path / name).save_pretrained(tmp_path / f"{name}.saved")
+def test_byte_level_subwords_that_transformers_5_saved(tmp_path: Path) -> None:
+    (tmp_path / "bart").mkdir()
+    save_tokenizer("bart", tmp_path / "bart").save_pretrained(tmp_path / "saved")
     bpe = byte_level_bpe(tmp_path / "bart")
     assert bpe is not None and len(bpe[1]) > 100
-    assert byte_level_bpe(tmp_path / "bart.saved") == bpe
-    assert text_files(tmp_path / "mbart50", None).keys() == {"subwords.model"}
-    assert not (tmp_path / "mbart50.saved" / "sentencepiece.bpe.model").exists()
-    with pytest.raises(ConfigurationError, match="mbart50.saved: has no sentencepiece.bpe.model, .*; copy it from"):
-        text_files(tmp_path / "mbart50.saved", None)
+    assert byte_level_bpe(tmp_path / "saved") == bpe
+
+
+# Compatibility forms, accents as marks, other scripts, unknown characters, blanks.
+UNUSUAL = ["① ﬁne  two   spaces", "e\u0301a naïve café\u00a0x\ty", "日本語 ｆｕｌｌ", "😀😀 b", " a ", "a" * 300]
+
+
+@pytest.fixture(scope="module", params=["nllb", "mbart50"])
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, Path]:
+    """A tokenizer, its folder with a model of sentencepiece, and one as transformers 5 saves it: without."""
+    folder = tmp_path_factory.mktemp(request.param)
+    (folder / "whole").mkdir()
+    tokenizer = save_tokenizer(request.param, folder / "whole")
+    tokenizer.save_pretrained(folder / "saved")
+    assert not (folder / "saved" / "sentencepiece.bpe.model").exists()
+    return tokenizer, folder / "whole", folder / "saved"
+
+
+def pieces_of(folder: Path) -> sentencepiece.SentencePieceProcessor:
+    return sentencepiece.SentencePieceProcessor(model_proto=text_files(folder, None)["subwords.model"])
+
+
+def test_subwords_of_tokenizer_json_are_those_of_the_tokenizer(saved: tuple[Any, Path, Path]) -> None:
+    tokenizer, whole, folder = saved
+    made, model = pieces_of(folder), pieces_of(whole)
+    manual = [line for file in (REPOSITORY / "docs").glob("*.md") for line in file.read_text("utf-8").splitlines()]
+    for line in (*manual, *UNUSUAL):
+        pieces = made.encode(line, out_type=str)
+        assert pieces == model.encode(line, out_type=str)
+        # Its tokenizer also finds the names of special tokens, and keeps a blank at the end.
+        names = {*tokenizer.all_special_tokens, *tokenizer.added_tokens_encoder}
+        if line.strip() == line and not any(name in line for name in names):
+            assert tokenizer.convert_tokens_to_ids(pieces) == tokenizer(line, add_special_tokens=False).input_ids
+
+
+CHANGES: dict[str, tuple[str, Any]] = {
+    "its text is changed by Lowercase": ("normalizer", {"type": "Lowercase"}),
+    "its text is changed by Replace": (
+        "normalizer",
+        {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "b"}]},
+    ),
+    "its precompiled_charsmap is not base64": (
+        "normalizer",
+        {"type": "Precompiled", "precompiled_charsmap": "*"},
+    ),
+    "its words are cut by WhitespaceSplit": ("pre_tokenizer", {"type": "WhitespaceSplit"}),
+    "its words are cut by Metaspace": (
+        "pre_tokenizer",
+        {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first"},
+    ),
+    "its words are cut by None": ("pre_tokenizer", None),
+    "its subwords have byte_fallback": ("model.byte_fallback", True),
+}
+
+
+def changed(folder: Path, target: Path, change: Any) -> Path:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    change(tokenizer)
+    target.mkdir()
+    (target / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    return target
+
+
+@pytest.mark.parametrize("reason", CHANGES)
+def test_tokenizers_that_sentencepiece_cannot_imitate(
+    reason: str, saved: tuple[Any, Path, Path], tmp_path: Path
+) -> None:
+    name, value = CHANGES[reason]
+
+    def change(tokenizer: dict[str, Any]) -> None:
+        *outer, last = name.split(".")
+        (tokenizer[outer[0]] if outer else tokenizer)[last] = value
+
+    folder = changed(saved[2], tmp_path / "changed", change)
+    message = rf"changed: has no sentencepiece.bpe.model, and its tokenizer.json cannot become one \({reason}\); copy "
+    with pytest.raises(ConfigurationError, match=message):
+        text_files(folder, None)
+
+
+@pytest.mark.parametrize("saved", ["nllb"], indirect=True)
+def test_merges_in_another_order_are_refused(saved: tuple[Any, Path, Path], tmp_path: Path) -> None:
+    def drop(tokenizer: dict[str, Any]) -> None:
+        tokenizer["model"]["merges"].pop(3)
+
+    def part(tokenizer: dict[str, Any]) -> None:
+        merges = tokenizer["model"]["merges"]
+        pieces = ["".join(pair) for pair in merges]
+        twice = next(number for number, piece in enumerate(pieces[1:], 1) if piece == pieces[number - 1])
+        merges.append(merges.pop(twice))
+
+    for change, reason in ((drop, "its merges lack '.+ .+'"), (part, "its merges of '.+' are apart")):
+        with pytest.raises(ConfigurationError, match=reason):
+            text_files(changed(saved[2], tmp_path / change.__name__, change), None)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -171,6 +258,8 @@ def test_ids_and_text_are_those_of_generate(name: str, tmp_path: Path) -> None:
     tokenizer = save_tokenizer(name, folder)
     model = save_model(name, folder, tokenizer)
     forced = forced_token(name, tokenizer)
+    if name == "nllb":
+        (folder / "sentencepiece.bpe.model").unlink()  # as transformers 5 saves it
     batches = (text[first : first + BATCH_SIZE] for first in range(0, SENTENCES, BATCH_SIZE))
     expected = [pair for batch in batches for pair in generated(model, tokenizer, batch, forced)]
     assert len({one for _, one in expected}) > min(SENTENCES // 4, 50)
