@@ -76,7 +76,7 @@ else
     building=$!
 fi
 
-torch=(torch)
+torch=(torch torchaudio) # together: fairseq requires torchaudio, and PyPI's needs a torch with CUDA
 if [ -n "${TORCH_INDEX:-}" ]; then torch+=(--extra-index-url "$TORCH_INDEX"); fi
 install_torch=install_quietly
 if installed torch; then
@@ -97,6 +97,12 @@ fi
 
 say "Set-up 3/3: installing this package, its requirements and the test tools ..."
 install_quietly --no-build-isolation --find-links "$venv/wheels" --editable '.[test,reports,bench,serve]' || die "the package could not be installed (the reason is above)"
+
+# transformers imports torchaudio where it finds it, and fails if that does not fit torch. Only speech data needs it.
+if installed torchaudio && ! "$venv/bin/python" -c 'import torchaudio' 2>>"$log"; then
+    say "            torchaudio does not fit torch and is removed. One that fits has torch's index: make setup TORCH_INDEX=URL"
+    "${pip[@]}" uninstall --yes torchaudio >>"$log" 2>&1
+fi
 
 # fairseq looks for `--user-dir fairseq_plugins` in the current folder, then in the folder that contains fairseq. An
 # editable package is not there, so this file is: it becomes the package. An ordinary `pip install .` writes the package there.
