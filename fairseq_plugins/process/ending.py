@@ -45,6 +45,11 @@ def set_failed() -> None:
     _has_failed = True
 
 
+def failure_ends_others() -> bool:
+    """Return whether a failure was noted whose status would let torchrun, started by the user, end all processes."""
+    return _has_failed and FAILURES not in os.environ and "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def close_with(owner: Any, close: Callable[[], None]) -> None:
     """Call `close` when `owner` is collected, at the latest when the process exits."""
     finalizer = weakref.finalize(owner, _close, close)

@@ -28,7 +28,7 @@ from fairseq_plugins.api.spelling import on_command_line
 from fairseq_plugins.data.sentences import join_text, split_text
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import ConfigurationError, flag
-from fairseq_plugins.process.ending import fail
+from fairseq_plugins.process.ending import fail, failure_ends_others
 from fairseq_plugins.process.output import counted, say
 from fairseq_plugins.shared.cli import CommandParser, run_command
 from fairseq_plugins.shared.files import Destination, destination, sha256, unwritable
@@ -333,6 +333,8 @@ def _translate_shards(translator: Translator, shards: OutputShards, begun: Itera
         say(f"{NAME}: all of {translator.args.input} is in {translator.args.output}")
     if translator.total.sentences:  # else other processes had translated all
         say(translator.summary())
+    if failure_ends_others():
+        shards.wait()
 
 
 def _translate_shard(translator: Translator, shard: OutputShard, count: int, lines: int) -> None:

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
@@ -30,6 +31,7 @@ from fairseq_plugins.shared.files import (
     write_atomically,
 )
 from fairseq_plugins.shared.typed_values import load_json
+from fairseq_plugins.shared.workers import WAIT_SECONDS
 
 CHUNK = 1024
 """Number of lines that are sorted by length and written together."""
@@ -189,6 +191,11 @@ class OutputShards:
         except OSError as error:
             raise unwritable(self.output.path, _OPTION, error) from error
         return True
+
+    def wait(self) -> None:
+        """Wait until this or another process has joined the shards."""
+        while is_own_file(self._folder / _ORIGIN) and not is_own_file(self._folder / _FINISHED):
+            time.sleep(WAIT_SECONDS)
 
     def _join(self, shards: Sequence[Path]) -> None:
         with ExitStack() as opened, open_own(self._folder / "joined", "wb") as joined:

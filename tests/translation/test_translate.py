@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import fairseq_plugins
+from fairseq_plugins.process import ending
 from fairseq_plugins.translation import cli, output_shards
 from tests.support import REPOSITORY
 
@@ -237,6 +238,26 @@ def test_one_process_goes_on_with_the_parts_of_three(
     noted.write_text("noted\n" + noted.read_text(encoding="utf-8").split("\n", 1)[1], encoding="utf-8")
     assert translate(text) == 0
     assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == ["noted", *expected[1:], ""]
+    assert not (text.parent / "out.parts").exists()
+
+
+def test_a_failed_worker_of_torchrun_waits_for_the_others(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun ends all workers when one ends with a failure, such as a line that is too long."""
+    for name, value in (("TORCHELASTIC_RUN_ID", "none"), ("WORLD_SIZE", "2"), ("RANK", "0")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(ending, "_has_failed", False)
+    text.write_text("word " * 1100 + "\nA dog .\n", encoding="utf-8")
+    output, waited = text.parent / "out", []
+    command = [MODEL, "--input", str(text), "--output", str(output), "--device", "cpu"]
+
+    def run_the_other(_: float) -> None:
+        waited.append(output.exists())
+        monkeypatch.setenv("RANK", "1")
+        assert cli.main(command) == 0
+
+    monkeypatch.setattr(output_shards.time, "sleep", run_the_other)
+    assert cli.main(command) == 0
+    assert waited == [False] and len(output.read_text(encoding="utf-8").splitlines()) == 2
     assert not (text.parent / "out.parts").exists()
 
 
