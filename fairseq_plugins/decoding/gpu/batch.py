@@ -5,10 +5,13 @@ Numbers that differ between batches (lengths, limits, slots of the caches) are i
 the same CUDA graph serves all batches.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from fairseq_plugins.decoding.gpu.runner import PART, PART_OF_BEAMS
 
 # Rows of a tile of the encoder: a source begins at a multiple of this.
 TILE = 16
@@ -50,6 +53,14 @@ class Sizes:
         """Slots of the cache: one longest output, or shorter ones at all places."""
         return max(self.columns, self.places * min(self.columns, 256)) * max(self.beam, 1)
 
+    def parts(self, output: int, source: int) -> tuple[int, int]:
+        """Return the parts of attention to outputs and sources of up to these lengths: 1, or as many as fit."""
+        beam, part = max(self.beam, 1), PART_OF_BEAMS if self.beam else PART
+        return (
+            math.ceil(self.columns * beam / part) if output * beam > part else 1,
+            math.ceil(self.sources / PART) if source > PART else 1,
+        )
+
     @property
     def source_slots(self) -> int:
         """Slots of the sources' keys and values."""
@@ -76,6 +87,7 @@ class Batch:
         self.bases, self.source_bases = (zeros(places, dtype=torch.long) for _ in range(2))
         self.limits, self.penalties = zeros(8), zeros(2, dtype=torch.float32)
         self.prefix = zeros(places, sizes.outputs)
+        self.parts = (1, 1)  # of attention to outputs and to sources, in the launches that come next
 
     def fitting(self, output: int, source: int) -> int:
         """Return for how many sentences with these lengths the caches suffice."""

@@ -75,7 +75,7 @@ class BeamSearch(Search):
         )  # fmt: skip
         step = Step(
             count, beam, batch.active[:places], slots, batch.bases, positions, positions, batch.source_bases,
-            batch.source_ends, self.ancestors,
+            batch.source_ends, self.ancestors, batch.parts,
         )  # fmt: skip
         state = self.runner.run(step, x, self.cache, self.source_cache)
         assert model.projection is not None

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import numpy as np
 import torch
@@ -84,7 +85,7 @@ class Generator:
             self.search = GreedySearch(encoder, verifier, sizes, drafter, acceptance, head)
         self.batch, self.device = self.search.batch, self.search.device
         self.most_places = places
-        self.iterations: dict[tuple[int, int], Replayed] = {}
+        self.iterations: dict[tuple[int, int, tuple[int, int]], Replayed] = {}
         self.encoders: dict[int, Replayed] = {}
         self.ring = torch.zeros(_AHEAD + 1, places, STATUS, dtype=torch.int32, pin_memory=self.device.type == "cuda")
         self.sentences: list[Sentence] = []
@@ -124,7 +125,7 @@ class Generator:
         self.pad, self.prefix = pad, prefix
         width = 0 if prefix is None else min(prefix.size(1), sizes.outputs)
         self.waiting = deque(range(len(rows)))
-        self.max_len = max_len
+        self.max_len, self.longest = max_len, longest
         self.used = self.widths
         if self.drafter is not None:
             sources = [sentence.source for sentence in self.sentences]
@@ -153,7 +154,7 @@ class Generator:
             self._fill()
             may_launch = iterations < 0 or launched < iterations
             if may_launch and self._is_decoding() and len(flights) < _AHEAD:
-                flights.append(self._launch(launched))
+                flights.append(self._launch(launched, len(flights)))
                 launched += 1
                 continue
             if not flights:
@@ -223,10 +224,11 @@ class Generator:
 
     def _prepare(self) -> None:
         """Capture the graphs of this number of places."""
-        for width in self.used:
-            if (self.places, width) not in self.iterations:
-                launch = partial(self.search.iterate, self.places, width)
-                self.iterations[self.places, width] = Replayed(launch, self.device)
+        for width, length in product(self.used, (1, self.max_len + 1)):
+            self.batch.parts = self.search.sizes.parts(length, self.longest)
+            key = self.places, width, self.batch.parts
+            if key not in self.iterations:
+                self.iterations[key] = Replayed(partial(self.search.iterate, self.places, width), self.device)
         # Triton's interpreter has no costs to compare: there, all drafts have the full length.
         if self.policy is not None and self.device.type == "cuda":
             self.policy.measure(self.places, partial(self.seconds_of, self.places))
@@ -238,7 +240,7 @@ class Generator:
             places: as many sentences have outputs of 8 and sources of 24 tokens.
             width: length of drafts; its graph has been captured.
         """
-        batch, replay = self.batch, self.iterations[places, width]
+        batch, replay = self.batch, self.iterations[places, width, self.search.sizes.parts(1, self.longest)]
         batch.limits.copy_(torch.tensor([1, 3, -1, 0, self.max_len, 0, 0, 0], dtype=torch.int32))
         batch.penalties.copy_(torch.tensor([0.0, 1.0]))
         batch.source_ends[:places] = min(23, self.search.sizes.sources - 1)
@@ -311,11 +313,15 @@ class Generator:
         )
         self.encoders[tiles]()
 
-    def _launch(self, number: int) -> _Flight:
-        """Launch an iteration, and the copy of its results."""
+    def _launch(self, number: int, flights: int) -> _Flight:
+        """Launch an iteration after others that are in flight, and the copy of its results."""
         chooses = self.policy is not None and self.device.type == "cuda"
         width = self.policy.width(self.places) if self.policy is not None and chooses else self.used[-1]
-        self.iterations[self.places, width]()
+        # At least the length of each output, with its draft.
+        length = max(self.sentences[owner].length for owner in self.owners if owner is not None)
+        length = min(length + (flights + 1) * (1 + max(self.used)), self.max_len + 1)
+        self.batch.parts = self.search.sizes.parts(length, self.longest)
+        self.iterations[self.places, width, self.batch.parts]()
         status = self.ring[number % len(self.ring), : self.places]
         status.copy_(self.batch.status[: self.places], non_blocking=True)
         event = None

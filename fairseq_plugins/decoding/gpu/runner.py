@@ -7,14 +7,17 @@ import torch
 import triton
 from torch import Tensor
 
+from fairseq_plugins.decoding.gpu.kernels import attention, scores
 from fairseq_plugins.decoding.gpu.kernels import layers as kernels
-from fairseq_plugins.decoding.gpu.kernels import scores
 from fairseq_plugins.decoding.gpu.weights import Activation, Layer, Linear, Norm, Transformer
 
 PLAIN, POST_NORM, PRE_NORM, SUM = range(4)
 STORE, PARTS, QUERY_KEY_VALUE, SOURCE_KEY_VALUE = range(4)
 _SLOTS = 32  # keys of a tile; the bits depend on it
 _SLOTS_OF_BEAMS = 64  # the same where hypotheses have slots, at least as many as there are hypotheses
+# Slots of a part, multiples of these tiles; the bits of longer sources and outputs depend on it.
+PART = 256
+PART_OF_BEAMS = 1024
 _MOST_WHOLE = 1024  # widest input of a product that is one tile
 _PART = 512  # inputs of a part of the second feed-forward layer
 _FEW_ROWS = 64  # up to here more programs are faster than larger tiles
@@ -102,6 +105,16 @@ class Workspace:
         self.x = [empty(rows * width) for _ in range(4)]
         self.query, self.inner = empty(rows * width), empty(rows * inner)
         self.parts = [empty(parts * rows * width, of=torch.float32) for _ in range(2)]
+        # Parts of attention; graphs hold the addresses of smaller ones.
+        self.contexts = [empty(0, of=torch.float32)]
+
+    def split_attention(self, parts: int, heads: int, rows: int) -> tuple[Tensor, Tensor]:
+        """Return memory for parts of attention: contexts [parts, rows, D], and their peaks [parts, heads, rows, 2]."""
+        size = parts * rows * (self.width + 2 * heads)
+        if len(self.contexts[-1]) < size:
+            self.contexts.append(torch.zeros(size, dtype=torch.float32, device=self.query.device))
+        contexts = self.contexts[-1][: parts * rows * self.width]
+        return contexts, self.contexts[-1][len(contexts) : size]
 
     def free(self, rows: int, *used: Tensor) -> Tensor:
         """Return a buffer [rows, D] that is none of the used ones."""
@@ -124,6 +137,7 @@ class Step:
         positions: [rows].
         source_bases, source_ends: [rows / per_sentence], first slot and last of the source; None in an encoder.
         ancestors: [places, 2, beam, columns] in beam search; rows are hypotheses, and a position has a slot of each.
+        parts: of attention to outputs, and to sources.
     """
 
     rows: int
@@ -136,6 +150,7 @@ class Step:
     source_bases: Tensor | None = None
     source_ends: Tensor | None = None
     ancestors: Tensor | None = None
+    parts: tuple[int, int] = (1, 1)
 
 
 class Runner:
@@ -295,30 +310,39 @@ class Runner:
         kind: int = PLAIN,
         norm: Norm | None = None,
     ) -> Tensor:
-        """Launch `layers.attend`; return the partial results [heads, rows, D] of the output projection."""
+        """Launch attention; return the partial results [heads, rows, D] of the output projection."""
         tiles, width = Tiles.of(step.rows, self.model.width, self.dtype), self.model.width
         given, constants = state.arguments(kind, norm)
         # With 32 rows and a projection of the query, registers do not suffice.
         tile = 16 if query is not None or step.per_sentence <= 16 or self.dtype == torch.float32 else 32
-        parts = self._parts(0 if query is None else 1, layer.heads, step.rows)
+        results = self._parts(0 if query is None else 1, layer.heads, step.rows)
         outputs = padded(triton.cdiv(width, tiles.out_tiles))
         ancestors = step.ancestors if query is None else None
         beam = 0 if ancestors is None else step.per_sentence
-        slots = _SLOTS if ancestors is None else max(_SLOTS_OF_BEAMS, padded(beam))
+        slots, part = (_SLOTS, PART) if ancestors is None else (max(_SLOTS_OF_BEAMS, padded(beam)), PART_OF_BEAMS)
+        parts = step.parts[0 if query is None else 1]
         has_bias = query is not None and query.bias is not None
         warps = 4 if query is None and tile == 16 and self.dtype != torch.float32 else 8
-        sentences = step.rows // step.per_sentence
-        grid = (sentences * triton.cdiv(step.per_sentence, tile), layer.heads, triton.cdiv(width, outputs))
-        kernels.attend[grid](
+        grid = (step.rows // step.per_sentence * triton.cdiv(step.per_sentence, tile), layer.heads)
+        out_tiles = triton.cdiv(width, outputs)
+        into, peaks = (results, results) if parts == 1 else self.memory.split_attention(parts, layer.heads, step.rows)
+        shape = {"ROWS": tile, "HEAD": padded(width // layer.heads), "OUTPUTS": outputs, "BEAM": beam, "PDL": self.pdl}
+        attention.attend[*grid, out_tiles if parts == 1 else parts](
             *given, new_x_or_query, out.weight if query is None else query.weight,
             query.bias if query is not None and has_bias else state.x, new_x_or_query, cache, bases, last,
-            last if ancestors is None else ancestors, 0 if ancestors is None else ancestors.size(-1), out.weight, parts,
-            step.active, step.rows, step.per_sentence, width, width // layer.heads,
-            (width // layer.heads) ** -0.5, CROSS=query is not None, HAS_BIAS=has_bias, ROWS=tile,
-            HEAD=padded(width // layer.heads), OUTPUTS=outputs, SLOTS=slots, BEAM=beam, PDL=self.pdl,
-            num_warps=warps, **constants, **chunks(width, self.dtype), **self.launch,
+            last if ancestors is None else ancestors, 0 if ancestors is None else ancestors.size(-1), out.weight, into,
+            peaks, step.active, step.rows, step.per_sentence, width, width // layer.heads,
+            (width // layer.heads) ** -0.5, CROSS=query is not None, HAS_BIAS=has_bias, SLOTS=slots,
+            PART=0 if parts == 1 else max(part, slots), num_warps=warps, **shape, **constants,
+            **chunks(width, self.dtype), **self.launch,
         )  # fmt: skip
-        return parts
+        if parts > 1:
+            attention.join_parts[*grid, out_tiles](
+                into, peaks, last, out.weight, results, step.active, step.rows, step.per_sentence, width,
+                width // layer.heads, CROSS=query is not None, PART=max(part, slots), num_warps=warps, **shape,
+                **self.launch,
+            )  # fmt: skip
+        return results
 
     def _parts(self, buffer: int, count: int, rows: int) -> Tensor:
         return self.memory.parts[buffer][: count * rows * self.model.width].view(count, rows, self.model.width)

@@ -236,7 +236,7 @@ class GreedySearch(Search):
         )  # fmt: skip
         step = Step(
             count, width + 1, batch.active[:places], slots, batch.bases, positions, positions, batch.source_bases,
-            batch.source_ends,
+            batch.source_ends, parts=batch.parts,
         )  # fmt: skip
         state = self.runner.run(step, x, self.cache, self.source_cache, kept)
         hidden = self.hidden[: count * model.width].view(count, model.width)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fairseq_plugins.decoding.constraints import Constraints
-from fairseq_plugins.decoding.gpu import beam_search, runner
+from fairseq_plugins.decoding.gpu import batch, beam_search, runner
 from fairseq_plugins.decoding.gpu import interface as gpu
 from fairseq_plugins.decoding.gpu.backend import GpuBackend
 from fairseq_plugins.decoding.gpu.kernels import hypotheses as kernels
@@ -202,8 +202,9 @@ CHECKS: dict[str, Callable[[], None]] = {
 if __name__ == "__main__":
     torch.set_num_threads(1)
     patch_once()
-    # Short outputs take several tiles.
+    # Short outputs take several tiles and parts.
     beam_search._COLUMNS, runner._SLOTS_OF_BEAMS = 4, 16
+    runner.PART_OF_BEAMS = batch.PART_OF_BEAMS = 16
     for name in sys.argv[1:] or CHECKS:
         began = time.process_time()
         CHECKS[name]()

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairseq_plugins.decoding.gpu import batch, runner
 from fairseq_plugins.decoding.gpu.backend import GpuBackend
+from fairseq_plugins.decoding.gpu.weights import Layer, Linear, Norm, transformer
 from fairseq_plugins.decoding.reference.backend import TorchBackend
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.state import Decoded
@@ -41,13 +43,14 @@ LENGTHS = [3, 8, 17]
 
 
 def decoded(
-    model: nn.Module, how: Options, drafter: nn.Module | None, engine: type, lengths: list[int], **given: Any
-) -> Decoded:
+    model: nn.Module, how: Options, drafter: nn.Module | None, engine: type, lengths: list[int], prefix: Any = None,
+    **given: Any,
+) -> Decoded:  # fmt: skip
     """Decode on one of the backends."""
-    generator, _ = make_generator([model], TASK, how, drafter, max_len_b=7, **given)
+    generator, _ = make_generator([model], TASK, how, drafter, **{"max_len_b": 7, **given})
     context = how.context([model], drafter, TASK)
     sample = make_sample(TASK, lengths)
-    request = generator.request(sample)
+    request = generator.request(sample, prefix)
     if engine is GpuBackend:
         return GpuBackend(how.spec, how.options, context, active_sentences=2).decode(*request)
     return TorchBackend(how.build([model], drafter, TASK, Engine())).decode(*request)
@@ -104,12 +107,55 @@ def half() -> None:
         assert torch.equal(scores(alone), scores(outputs[0])[: len(scores(alone))])
 
 
-CHECKS = {"greedy": greedy, "features": features, "half": half}
+def long_outputs() -> None:
+    """An output in three parts, after a long prefix, and a source in two."""
+    model = make_transformer(TASK, 1, **SMALL)
+    how = Options("gs-jacobi", 20)
+    prefix = torch.arange(33)[None] % 6 + 4
+    ours, theirs = (
+        decoded(model, how, None, kind, [20], prefix, max_len_b=35, min_len=35) for kind in (GpuBackend, TorchBackend)
+    )
+    assert ids(ours) == ids(theirs) and len(ids(ours)[0]) == 36
+    torch.testing.assert_close(scores(ours), scores(theirs).cpu(), rtol=1e-4, atol=1e-4)
+
+
+def parts() -> None:
+    """A row's attention in half precision has the same bits with parts and without, if it sees one part only."""
+    torch.manual_seed(1)
+    width, heads, rows = 32, 2, 3
+    layer = Layer(heads=heads, self_out=Linear(torch.randn(width, width).half()))
+    layer.fc1 = Linear(torch.randn(width, width).half())
+    model = transformer([layer], torch.zeros(1, width).half(), 1.0, None, False, Norm(), Norm(), None)
+    own = runner.Runner(model, rows * 2)
+    cache = torch.randn(100, 2, width).half()
+    query = torch.randn(rows * 2, width).half()
+    bases, active = torch.tensor([0, 50]), torch.ones(2, dtype=torch.int32)
+    last = torch.tensor([14, 15, 16, 2, 3, 49], dtype=torch.int32)
+    results = []
+    for count in (1, 4):
+        step = runner.Step(rows * 2, rows, active, last, bases, last, last, parts=(count, 1))
+        result = own.attend(step, layer, runner.Input(query), query, cache, bases, last, layer.self_out)
+        results.append(result.clone())
+    is_short = last < runner.PART
+    assert torch.equal(*(result[:, is_short] for result in results))
+    torch.testing.assert_close(*results, rtol=2e-3, atol=2e-3)
+    for row, (begin, end) in enumerate(zip(bases.repeat_interleave(rows).tolist(), last.tolist(), strict=True)):
+        keys, values = cache[begin : begin + end + 1].float().unflatten(2, (heads, -1)).unbind(1)
+        context = torch.nn.functional.scaled_dot_product_attention(
+            query[row].float().view(heads, 1, -1), keys.transpose(0, 1), values.transpose(0, 1)
+        ).flatten()
+        expected = context @ layer.self_out.weight.float().t()
+        torch.testing.assert_close(results[1][:, row].sum(0), expected, rtol=1e-2, atol=1e-2)
+
+
+CHECKS = {"greedy": greedy, "features": features, "half": half, "long_outputs": long_outputs, "parts": parts}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     patch_once()
     multiply_by_rows()
+    # Short sources and outputs take several tiles and parts.
+    runner._SLOTS = runner.PART = batch.PART = 16
     for name in sys.argv[1:] or CHECKS:
         start = time.perf_counter()
         CHECKS[name]()

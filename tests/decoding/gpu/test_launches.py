@@ -56,7 +56,7 @@ def _models() -> tuple[TransformerModel, BlockNat]:
 
 
 @cache
-def _launches(decoder: str, places: int) -> list[Launch]:
+def _launches(decoder: str, places: int, parts: tuple[int, int] = (1, 1)) -> list[Launch]:
     """Return the launches of an iteration."""
     verifier, drafter = _models()
     how = Options(decoder)
@@ -69,6 +69,7 @@ def _launches(decoder: str, places: int) -> list[Launch]:
         encoder, own = weights.encoder(verifier.encoder), weights.decoder(verifier.decoder)
         beam = 5 if decoder == "fast-beam" else 0
         engine = gpu.Generator(encoder, own, method.drafter, places=places, outputs=128, sources=64, beam=beam)
+        engine.batch.parts = parts
         engine.search.iterate(places, engine.widths[-1])
 
     return record(launch)
@@ -81,7 +82,8 @@ def test_launches_of_an_iteration(decoder: str) -> None:
 
 
 def _unique(*decoders: str) -> Iterator[Launch]:
-    yield from dict.fromkeys(launch for name in decoders for places in PLACES for launch in _launches(name, places))
+    sizes = (*((places, (1, 1)) for places in PLACES), (1, (4, 4)))
+    yield from dict.fromkeys(launch for name in decoders for size in sizes for launch in _launches(name, *size))
 
 
 def _check(launches: Iterator[Launch], capability: int) -> None:
@@ -90,6 +92,12 @@ def _check(launches: Iterator[Launch], capability: int) -> None:
         assert result.spilled == 0, launch
         if launch.name in ("linear", "attend", "vocabulary"):
             assert "ld.global.v4.b32" in result.ptx or "ld.global.v4" in result.ptx, launch
+
+
+def test_long_outputs_and_sources_take_a_launch_more_in_each_layer() -> None:
+    short = len(_launches("greedy", 1))
+    assert len(_launches("greedy", 1, (1, 4))) == short + 6
+    assert len(_launches("greedy", 1, (4, 4))) == short + 12
 
 
 @pytest.mark.slow

@@ -98,7 +98,7 @@ class TrainedDrafter(Drafter):
         )  # fmt: skip
         step = Step(
             count, each, batch.active[:places], slots, batch.bases, last, positions, batch.source_bases,
-            batch.source_ends,
+            batch.source_ends, parts=batch.parts,
         )  # fmt: skip
         return step, self.runner.run(step, x, self.cache, self.source_cache)
 

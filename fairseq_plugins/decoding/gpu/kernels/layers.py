@@ -1,7 +1,7 @@
 """The Triton kernels of Transformer layers: a decoder layer is five launches, an encoder layer four.
 
 A product begins with what its input still needs: the sum of the partial results of the layer before, bias, residual and
-normalisation. Attention of a head ends with its part of the output projection. Partial results are added in a fixed
+normalisation. Attention (attention.py) ends with partial results of its output projection. These are added in a fixed
 order by the next kernel, so the bits of a row depend on nothing but the row.
 
 Weights, norms and biases are loaded before `gdc_wait` (programmatic dependent launch): they travel while the kernel
@@ -20,8 +20,6 @@ PLAIN, POST_NORM, PRE_NORM, SUM = (tl.constexpr(number) for number in range(4))
 # key and value to their cache slots; keys and values of all layers to the slots of their sentences.
 STORE, PARTS, QUERY_KEY_VALUE, SOURCE_KEY_VALUE = (tl.constexpr(number) for number in range(4))
 NO_ACTIVATION, RELU, GELU, SILU = (tl.constexpr(number) for number in range(4))
-# Widest tile of an output projection that is loaded before the wait: wider ones take too many registers.
-EARLY = tl.constexpr(128)
 
 
 @triton.jit
@@ -293,121 +291,3 @@ def linear(
         layer = (output // (2 * WIDTH)).to(tl.int64)
         to = cache + (layer * layer_stride + output % (2 * WIDTH))[None, :] + slot * (2 * WIDTH)
         tl.store(to, total.to(cache.dtype.element_ty), ok & (slot >= 0))
-
-
-@triton.jit(do_not_specialize=["rows", "per_sentence"])
-def attend(
-    x,
-    x_stride,
-    parts,
-    before,
-    norm_weight,
-    norm_bias,
-    new_x,
-    query_weight,
-    query_bias,
-    query,  # [rows, D]
-    cache,  # keys and values [slots, 2, D]
-    bases,  # [B], the first slot of each sentence
-    last_visible,  # [rows], or [B] in cross-attention: the last slot that a row reads, counted from its base
-    ancestors,  # [B, 2, BEAM, columns], where BEAM: which hypothesis wrote an earlier position
-    columns,
-    out_weight,  # [D, D]
-    out,  # [heads, rows, D], fp32
-    active,
-    rows,
-    per_sentence,
-    width,
-    head_width,
-    scale,
-    eps: tl.constexpr,
-    CROSS: tl.constexpr,
-    INPUT: tl.constexpr,
-    NPARTS: tl.constexpr,
-    HAS_BEFORE: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    ROWS: tl.constexpr,
-    HEAD: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    SLOTS: tl.constexpr,
-    BEAM: tl.constexpr,  # hypotheses of a sentence: a position has a slot of each; 0 without beam search
-    CHUNK: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    EVEN: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Attention of one head of one sentence and its part of the output projection; CROSS first projects the query.
-
-    Grid: (sentences * tiles of their rows, heads, tiles of outputs).
-    """
-    tiles = tl.cdiv(per_sentence, ROWS)
-    sentence = tl.program_id(0) // tiles
-    head = tl.program_id(1)
-    offset = (tl.program_id(0) % tiles) * ROWS + tl.arange(0, ROWS)
-    is_row = offset < per_sentence
-    row = tl.where(is_row, sentence * per_sentence + offset, rows)
-    output = tl.program_id(2) * OUTPUTS + tl.arange(0, OUTPUTS)
-    dim = tl.arange(0, HEAD)
-    is_dim = dim < head_width
-    if tl.load(active + sentence) == 0:
-        wait(PDL)
-        return
-    is_out = (output[None, :] < width) & is_dim[:, None]
-    from_out = out_weight + output[None, :] * width + (head * head_width + dim)[:, None]
-    if OUTPUTS <= EARLY:
-        out_tile = tl.load(from_out, mask=is_out, other=0.0)
-    if CROSS:
-        number = tl.where(is_dim, head * head_width + dim, width)
-        shift = tl.zeros((HEAD,), dtype=tl.float32)
-        if HAS_BIAS:
-            shift = tl.load(query_bias + number, mask=is_dim, other=0.0).to(tl.float32)
-        projected = product(
-            x, x_stride, parts, before, norm_weight, norm_bias, new_x, width, x, x, last_visible, query_weight, row,
-            number, rows, width, width, 0, width, 0, (head == 0) & (tl.program_id(2) == 0), eps, INPUT, NPARTS,
-            HAS_BEFORE, False, False, ROWS, HEAD, CHUNK, CHUNKS, EVEN, PDL,
-        )  # fmt: skip
-        queries = (projected + shift[None, :]).to(x.dtype.element_ty)
-        last = tl.zeros((ROWS,), tl.int32) + tl.load(last_visible + sentence).to(tl.int32)
-    else:
-        wait(PDL)
-        is_query = is_row[:, None] & is_dim[None, :]
-        from_query = query + row[:, None] * width + (head * head_width + dim)[None, :]
-        queries = tl.load(from_query, mask=is_query, other=0.0)
-        last = tl.load(last_visible + row, mask=is_row, other=0).to(tl.int32)
-    # Offsets into a large cache do not fit 32 bits.
-    keys = cache + tl.load(bases + sentence).to(tl.int64) * (2 * width) + head * head_width
-    highest = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
-    total = tl.zeros((ROWS,), dtype=tl.float32)
-    attended = tl.zeros((ROWS, HEAD), dtype=tl.float32)
-    end = tl.max(last) + 1
-    if BEAM > 0:
-        # Of the two tables, the one for this length (hypotheses.py).
-        own = tl.minimum(offset, BEAM - 1)[:, None]
-        written = ancestors + ((sentence * 2 + (end + 1) % 2) * BEAM + own).to(tl.int64) * columns
-        end *= BEAM
-    for start in range(0, end, SLOTS):
-        slot = start + tl.arange(0, SLOTS)
-        ok = (slot < end)[:, None] & is_dim[None, :]
-        at = keys + slot[:, None] * (2 * width) + dim[None, :]
-        key = tl.load(at, mask=ok, other=0.0)
-        value = tl.load(at + width, mask=ok, other=0.0)
-        scores = tl.dot(queries, tl.trans(key), input_precision="ieee") * scale
-        if BEAM > 0:
-            position = (slot // BEAM)[None, :]
-            earlier = tl.load(written + position, mask=is_row[:, None] & (position < last[:, None]), other=-1)
-            visible = (slot % BEAM)[None, :] == tl.where(position == last[:, None], own, earlier)
-        else:
-            visible = slot[None, :] <= last[:, None]
-        scores = tl.where(visible, scores, float("-inf"))
-        # Finite from the first tile on, because every row sees position 0.
-        new_highest = tl.maximum(highest, tl.max(scores, 1))
-        weights, factor = tl.exp(scores - new_highest[:, None]), tl.exp(highest - new_highest)
-        total = total * factor + tl.sum(weights, 1)
-        attended = tl.dot(weights.to(value.dtype), value, attended * factor[:, None], input_precision="ieee")
-        highest = new_highest
-    if OUTPUTS > EARLY:
-        out_tile = tl.load(from_out, mask=is_out, other=0.0)
-    context = (attended / total[:, None]).to(out_tile.dtype)
-    result = tl.dot(context, out_tile, input_precision="ieee")
-    ok = is_row[:, None] & (output[None, :] < width)
-    tl.store(out + (head * rows + row[:, None]) * width + output[None, :], result, ok)
