@@ -29,7 +29,7 @@ from fairseq_plugins.api.service import MAX_BEAM, MAX_SENTENCES, Service
 from fairseq_plugins.checkpoint.session import Session
 from fairseq_plugins.data.sentences import join_text, split_text
 from fairseq_plugins.decoding.backends import Backend
-from fairseq_plugins.decoding.reference.state import StepOutput
+from fairseq_plugins.decoding.decoded import StepOutput
 from fairseq_plugins.errors import ConfigurationError
 
 _BATCHES_AHEAD = 32

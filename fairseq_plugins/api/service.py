@@ -13,7 +13,7 @@ from fairseq_plugins.api.jobs import Engine, Job, OnStep
 from fairseq_plugins.api.options import CallOptions, SearchOptions
 from fairseq_plugins.api.results import Step, Translation
 from fairseq_plugins.api.service_engines import ContinuousEngine, WholeBatches
-from fairseq_plugins.decoding.native import NotNative
+from fairseq_plugins.decoding.kernel_module import Unsupported
 from fairseq_plugins.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Service:
         try:
             self._engine = ContinuousEngine(model, threads, max_beam)
             self.engine = self._engine.name
-        except NotNative as reason:
+        except Unsupported as reason:
             self._engine = WholeBatches(model)
             self.engine = f"whole batches: {reason}"
         # Threads of the kernels must not outlive the interpreter.

@@ -13,10 +13,10 @@ from fairseq_plugins.api.jobs import Job
 from fairseq_plugins.api.results import CallStatistics, RecordedStats, Translation
 from fairseq_plugins.api.spelling import python_errors
 from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.decoded import Decoded, StepOutput
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.native import NotNative
-from fairseq_plugins.decoding.native.running_batch import open_batch
-from fairseq_plugins.decoding.reference.state import Decoded, StepOutput
+from fairseq_plugins.decoding.kernel_module import Unsupported
+from fairseq_plugins.decoding.running_batch import RunningBatch
 from fairseq_plugins.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _POLL_SECONDS = 0.5
 
 
 class ContinuousEngine:
-    """Decodes jobs in a running batch; raises NotNative if the backend has none."""
+    """Decodes jobs in a running batch; raises Unsupported if the backend has none."""
 
     def __init__(self, model: "Model", threads: int | None, max_beam: int) -> None:
         self._model, self._session = model, model._session
@@ -35,16 +35,16 @@ class ContinuousEngine:
         self._jobs: dict[int, Job] = {}
         self._is_closed = False
         if model._generators.search({}).samples:
-            raise NotNative("sampling, whose sentences are decoded in turn")
+            raise Unsupported("sampling, whose sentences are decoded in turn")
         with model._turn():
             generator = model._generators.batch_invariant(max_beam)
             if not isinstance(generator, DraftVerifyGenerator):
-                raise NotNative("fairseq's own search")
+                raise Unsupported("fairseq's own search")
             generator.stats = RecordedStats(model.decoder)
             self._generator = generator
             self._arguments = self._constant_arguments()
             _, limits, self._first_token = self._request(model._text.source([]), None)
-            self._batch = open_batch(
+            self._batch = RunningBatch(
                 generator.backend,
                 replace(limits, max_len=min(generator.max_len - 1, _MAX_POSITIONS), prefix=None),
                 self._first_token,

@@ -22,7 +22,7 @@ from fairseq_cli import preprocess
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.method import Method, MethodContext, NativeMethod
+from fairseq_plugins.decoding.method import KernelMethod, Method, MethodContext
 from fairseq_plugins.decoding.reference.drafters import Drafter
 from fairseq_plugins.decoding.reference.encoder import EncoderOut
 from fairseq_plugins.decoding.reference.state import Advance, DecodingState, Draft
@@ -192,14 +192,14 @@ def replay_drafts(
         method = spec.build(context, options)
         return replace(method, drafter=ReplayedDrafter(method.drafter, replay))
 
-    def build_native(context: MethodContext, options: TrainedDrafterOptions) -> NativeMethod:
-        assert spec.build_native is not None
+    def build_kernels(context: MethodContext, options: TrainedDrafterOptions) -> KernelMethod:
+        assert spec.build_kernels is not None
         draw(context, options)
-        method = spec.build_native(context, options)
+        method = spec.build_kernels(context, options)
         drafter = method.weights.module.ReplayedDrafter(method.drafter, replay.probability)
         return replace(method, drafter=drafter, on_batch=lambda sample: drafter.replay(replay.of(sample)))
 
-    generator.spec = replace(spec, build=build, build_native=build_native)
+    generator.spec = replace(spec, build=build, build_kernels=build_kernels)
     return replay
 
 

@@ -5,13 +5,13 @@ from collections.abc import Generator
 from typing import Any, Protocol
 
 from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.decoded import Decoded, StepOutput
 from fairseq_plugins.decoding.gpu.backend import GpuBackend
+from fairseq_plugins.decoding.kernel_module import Unsupported
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
-from fairseq_plugins.decoding.native import NotNative
 from fairseq_plugins.decoding.native.backend import NativeBackend
 from fairseq_plugins.decoding.recording.trace_writer import Tracer
 from fairseq_plugins.decoding.reference.backend import TorchBackend
-from fairseq_plugins.decoding.reference.state import Decoded, StepOutput
 
 
 class Backend(Protocol):
@@ -69,12 +69,12 @@ def choose_backend(
     if os.environ.get("SPEC_DEC_GPU") == "triton" and graphs is not None and graphs.enabled:
         try:
             return GpuBackend(spec, options, context, trace is not None, active_sentences)
-        except NotNative as refusal:
+        except Unsupported as refusal:
             not_triton = f"; not on Triton's kernels: {refusal}"
     if device.type == "cpu":
         try:
             return NativeBackend(spec, options, context, is_traced=trace is not None)
-        except NotNative as refusal:
+        except Unsupported as refusal:
             name, reason = "torch", str(refusal)
     elif context.engine.has_graphs(device) and graphs is not None and graphs.enabled:
         name, reason = "cuda-graphs", "steps are captured on this GPU"

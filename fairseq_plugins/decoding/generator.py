@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.decoding.backends import Backend
 from fairseq_plugins.decoding.constraints import Constraints, constraints_of, refuse_unsupported_settings
+from fairseq_plugins.decoding.decoded import Decoded, Hypothesis, StepOutput
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStats
 from fairseq_plugins.decoding.recording.trace_writer import Tracer
@@ -22,7 +23,6 @@ from fairseq_plugins.decoding.reference.alignment import Extract, align
 from fairseq_plugins.decoding.reference.encoder import is_known_encoder
 from fairseq_plugins.decoding.reference.rows import from_host
 from fairseq_plugins.decoding.reference.sampling import group_samples, with_samples
-from fairseq_plugins.decoding.reference.state import Decoded, Hypothesis, StepOutput
 from fairseq_plugins.decoding.weight_changes import WeightSnapshot
 from fairseq_plugins.errors import NAN_SCORES, ConfigurationError
 
@@ -186,23 +186,26 @@ class DraftVerifyGenerator(SequenceGenerator):
         flat = [output for of_sentence in outputs for output in of_sentence]
         if not flat:
             return [[] for _ in outputs]
-        lengths = [len(output.tokens) for output in flat]
-        # No inference tensors: fairseq-generate changes the scores in place.
+        # Copies, because fairseq-generate changes the scores in place: these are no inference tensors.
         with torch.inference_mode(False):
             none = torch.empty(0)
-            tokens = torch.cat([output.tokens for output in flat]).split_with_sizes(lengths)
-            log_probs = torch.cat([output.log_probs for output in flat]).split_with_sizes(lengths)
             scores = torch.stack([output.score for output in flat])
             if self.normalize_scores:
-                penalties = [length**self.len_penalty for length in lengths]
+                penalties = [len(output.tokens) ** self.len_penalty for output in flat]
                 scores = scores / from_host(penalties, scores.device, scores.dtype)
             # One copy to the host, which waits for the device.
             host_scores = scores.tolist()
             if any(map(math.isnan, host_scores)):  # the compiled kernels check this themselves
                 raise RuntimeError(NAN_SCORES)
             hypotheses = [
-                {"tokens": ids, "score": score, "positional_scores": positional, "attention": none, "alignment": none}
-                for ids, score, positional in zip(tokens, scores.unbind(), log_probs, strict=True)
+                {
+                    "tokens": output.tokens.clone(),
+                    "score": score,
+                    "positional_scores": output.log_probs.clone(),
+                    "attention": none,
+                    "alignment": none,
+                }
+                for output, score in zip(flat, scores.unbind(), strict=True)
             ]
         if all(len(of_sentence) == 1 for of_sentence in outputs):
             return [[hypothesis] for hypothesis in hypotheses]

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, overload
 
 import torch
@@ -11,10 +10,19 @@ import torch.nn.functional as F
 from fairseq.models import FairseqEncoder
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules import gelu
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_plugins.checkpoint.mapped_weights import release_pages
-from fairseq_plugins.decoding.native import NotNative
+from fairseq_plugins.decoding.kernel_module import (
+    AnyLinear,
+    AnyMaskWeights,
+    AnyNorm,
+    AnyPath,
+    AnyTransformer,
+    KernelLayer,
+    KernelModule,
+    Unsupported,
+)
 from fairseq_plugins.decoding.reference.encoder import is_known_encoder
 from fairseq_plugins.decoding.weights import (
     Layer,
@@ -51,12 +59,12 @@ class KernelWeights(ABC):
 
     @property
     @abstractmethod
-    def module(self) -> ModuleType:
+    def module(self) -> KernelModule:
         """The module of kernels."""
 
     @abstractmethod
-    def linear(self, layer: Linear, precision: Precision | None = None) -> Any:
-        """Convert a linear layer; raises NotNative for weights that the kernels do not support."""
+    def linear(self, layer: Linear, precision: Precision | None = None) -> AnyLinear:
+        """Convert a linear layer; raises Unsupported for weights that the kernels do not support."""
 
     @abstractmethod
     def for_drafts(self) -> "KernelWeights":
@@ -68,14 +76,14 @@ class KernelWeights(ABC):
 
     @abstractmethod
     def check(self, tensor: Tensor, dtype: torch.dtype | None) -> None:
-        """Raise NotNative for a tensor on another device or of another type (None: that of the model)."""
+        """Raise Unsupported for a tensor on another device or of another type (None: that of the model)."""
 
     @overload
     def array(self, tensor: Tensor, dtype: torch.dtype | None = ...) -> Tensor: ...
     @overload
     def array(self, tensor: None, dtype: torch.dtype | None = ...) -> None: ...
     def array(self, tensor: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
-        """Return a tensor as the kernels read it, contiguous; raises NotNative as `check` does."""
+        """Return a tensor as the kernels read it, contiguous; raises Unsupported as `check` does."""
         if tensor is None:
             return None
         self.check(tensor, dtype)
@@ -86,22 +94,22 @@ class KernelWeights(ABC):
         known = self.module.Activation
         return {F.relu: known.RELU, gelu: known.GELU, F.silu: known.SILU}
 
-    def norm(self, values: Norm | None) -> Any:
+    def norm(self, values: Norm | None) -> AnyNorm:
         """Convert a layer normalisation; None becomes an empty one."""
         if values is None:
             return self.module.Norm()
         return self.module.Norm(self.array(values.weight), self.array(values.bias), values.eps)
 
-    def layer(self, weights: Layer) -> Any:
+    def layer(self, weights: Layer) -> KernelLayer:
         """Convert a Transformer layer.
 
         Raises:
-            NotNative: for an unsupported activation.
+            Unsupported: for an unsupported activation.
         """
         known = self.activations()
         if weights.activation not in known:
             name = getattr(weights.activation, "__name__", str(weights.activation))
-            raise NotNative(f"the kernels do not support the activation {name}")
+            raise Unsupported(f"the kernels do not support the activation {name}")
         layer = self.module.Layer()
         layer.heads, layer.normalize_before = weights.heads, weights.normalize_before
         layer.activation = known[weights.activation]
@@ -114,7 +122,7 @@ class KernelWeights(ABC):
                 setattr(layer, name, self.linear(getattr(weights, name)))
         return layer
 
-    def decoder(self, decoder: TransformerDecoderBase, projection: Any = None) -> Any:
+    def decoder(self, decoder: TransformerDecoderBase, projection: AnyLinear = None) -> AnyTransformer:
         """Convert a fairseq decoder.
 
         Args:
@@ -122,29 +130,29 @@ class KernelWeights(ABC):
             projection: vocabulary projection in the kernels; None for the decoder's own.
 
         Raises:
-            NotNative: for a decoder that the kernels do not support.
+            Unsupported: for a decoder that the kernels do not support.
         """
         reason = unsupported_reason(decoder)
         if reason is not None:
-            raise NotNative(reason)
+            raise Unsupported(reason)
         if decoder.project_in_dim is not None or decoder.project_out_dim is not None:
-            raise NotNative("the embeddings have another width than the layers")
+            raise Unsupported("the embeddings have another width than the layers")
         if projection is None:
             own = vocabulary_projection(decoder)
             if own is None:
-                raise NotNative(f"the vocabulary projection of {type(decoder).__name__} is not a linear layer")
+                raise Unsupported(f"the vocabulary projection of {type(decoder).__name__} is not a linear layer")
             projection = self.linear(own)
         release_pages(decoder.parameters())
         return self._transformer(
             decoder, [self._layer(read_decoder_layer, each) for each in decoder.layers], projection
         )
 
-    def _layer(self, read: Callable[[Any], Layer], module: Any) -> Any:
+    def _layer(self, read: Callable[[Any], Layer], module: nn.Module) -> KernelLayer:
         converted = self.layer(read(module))
         release_pages(module.parameters())
         return converted
 
-    def encoder(self, encoder: FairseqEncoder) -> Any:
+    def encoder(self, encoder: FairseqEncoder) -> AnyTransformer | None:
         """Convert a fairseq encoder; return None for one that the kernels do not support, which runs in PyTorch."""
         if not is_known_encoder(encoder) or len(encoder.layers) == 0:
             return None
@@ -153,8 +161,11 @@ class KernelWeights(ABC):
         return self._transformer(encoder, [self._layer(read_encoder_layer, each) for each in encoder.layers], None)
 
     def _transformer(
-        self, module: TransformerDecoderBase | TransformerEncoderBase, layers: Sequence[Any], projection: Any
-    ) -> Any:
+        self,
+        module: TransformerDecoderBase | TransformerEncoderBase,
+        layers: Sequence[KernelLayer],
+        projection: AnyLinear | None,
+    ) -> AnyTransformer:
         positions = position_table(module, module.max_positions())
         embedding_precision = Precision.FP32 if self.drafts_of_fp32 else self.precision
         return self.module.transformer(
@@ -170,21 +181,21 @@ class KernelWeights(ABC):
 
     # ------------------------------------------------------------------------------- parts of trained drafters
 
-    def drafter_decoder(self, decoder: BlockNatDecoder, vocabulary: Tensor | None) -> Any:
+    def drafter_decoder(self, decoder: BlockNatDecoder, vocabulary: Tensor | None) -> AnyTransformer:
         """Convert the decoder of a drafter, which scores only the tokens `vocabulary` [N] (None: all)."""
         own = vocabulary_projection(decoder)
         if own is None:
-            raise NotNative(f"the vocabulary projection of {type(decoder).__name__} is not a linear layer")
+            raise Unsupported(f"the vocabulary projection of {type(decoder).__name__} is not a linear layer")
         weight, bias = own
         if vocabulary is not None:
             weight, bias = weight[vocabulary], None if bias is None else bias[vocabulary]
         return self.decoder(decoder, self.linear((weight, bias)))
 
-    def path(self, decoder: BlockNatDecoder, vocabulary: Tensor | None) -> Any:
+    def path(self, decoder: BlockNatDecoder, vocabulary: Tensor | None) -> AnyPath:
         """Convert the layers that choose a draft's tokens from their scores (drafters/path.py); a GRU stays in fp32."""
         transition, size = decoder.transition, decoder.embed_tokens.num_embeddings
         ids = torch.arange(size) if vocabulary is None else vocabulary
-        layers: dict[str, Any] = {}
+        layers: dict[str, AnyLinear] = {}
         before = None
         if transition is not None:
             before = transition.before.weight
@@ -203,7 +214,7 @@ class KernelWeights(ABC):
             self.array(ids, torch.long), self.array(before), **{name: layers.get(name) for name in names}
         )
 
-    def mask_weights(self, decoder: BlockNatDecoder) -> Any:
+    def mask_weights(self, decoder: BlockNatDecoder) -> AnyMaskWeights:
         """Convert the layers that compute a drafter's mask embeddings (reference/mask_embeddings.py)."""
         copy = decoder.copy_attention
         positions = None if copy is None else position_table(decoder, decoder.max_positions())

@@ -9,6 +9,7 @@ from fairseq.data import Dictionary
 from fairseq.models import FairseqEncoderDecoderModel
 from torch import nn
 
+from fairseq_plugins.decoding.kernel_module import AnyAcceptance, AnyDrafter, AnyLinear, GivenDrafts, KernelPolicy
 from fairseq_plugins.decoding.kernel_weights import KernelWeights
 from fairseq_plugins.decoding.reference.drafters import Drafter
 from fairseq_plugins.decoding.reference.engine import Engine
@@ -18,9 +19,6 @@ from fairseq_plugins.decoding.reference.search.rules import Rule, exact
 from fairseq_plugins.decoding.reference.search.strategy import SearchStrategy
 from fairseq_plugins.decoding.reference.verifier import Verifier, VerifierProtocol
 from fairseq_plugins.models.block_nat import BlockNat
-
-GivenDrafts = list[list[list[int]]]
-"""Token ids of the drafts of each sentence."""
 
 # Why a token was emitted, in traces.
 TOP_1 = "top-1"  # drafted, and the verifier's best token (methods may have another name)
@@ -47,16 +45,16 @@ def draft_and_verify(context: "MethodContext", drafter: Drafter, rule: Rule = ex
 
 
 @dataclass(frozen=True)
-class NativeMethod:
-    """The parts of the loop in the compiled kernels, objects of the extension module."""
+class KernelMethod:
+    """The parts of the loop in a module of kernels, objects of the module (kernel_module.py)."""
 
     weights: KernelWeights  # converts the verifier's weights
-    drafter: Any = None  # None for greedy decoding
-    acceptance: Any = None  # a relaxed acceptance rule; None for exact acceptance
-    policy: Any = None  # chooses draft width and verified rows; None verifies every drafted token
-    projection: Any = None  # replaces the verifier's vocabulary projection; None keeps it
-    head: tuple[Any, Any] | None = None  # two layers before the projection (head 1 of blockwise decoding)
-    drafts: Callable[[Mapping[str, Any]], GivenDrafts] | None = None  # returns the given drafts of a batch
+    drafter: AnyDrafter | None = None  # None for greedy decoding
+    acceptance: AnyAcceptance | None = None  # a relaxed acceptance rule; None for exact acceptance
+    policy: KernelPolicy | None = None  # chooses draft width and rows; None verifies every drafted token
+    projection: AnyLinear | None = None  # replaces the verifier's vocabulary projection; None keeps it
+    head: tuple[AnyLinear, AnyLinear] | None = None  # layers before it (head 1 of blockwise)
+    drafts: Callable[[Mapping[str, Any]], GivenDrafts] | None = None  # returns a batch's given drafts
     on_batch: Callable[[Mapping[str, Any]], None] | None = None  # called with every batch before it is decoded
 
 
@@ -83,7 +81,7 @@ class MethodContext:
     source: Dictionary | None  # None for speech
     target: Dictionary
     engine: Engine  # runs PyTorch's operations
-    weights: KernelWeights | None = None  # converts weights for the compiled kernels; None turns the kernels off
+    weights: KernelWeights | None = None  # converts weights for kernels; None turns the kernels off
     temperature: float = 1.0
     beam: int = 1  # hypotheses per sentence, for beam search
     is_traced: bool = False  # record the drafter's probabilities for traces
@@ -93,8 +91,8 @@ class MethodContext:
     strategy: SearchStrategy | None = None  # another beam search of fairseq's
 
     @property
-    def native_weights(self) -> KernelWeights:
-        """`weights`, for methods that run on the compiled kernels."""
+    def kernel_weights(self) -> KernelWeights:
+        """`weights`, for methods that run on kernels."""
         assert self.weights is not None
         return self.weights
 
@@ -115,9 +113,9 @@ class MethodSpec:
     options: type[MethodOptions] = MethodOptions
     # Builds the method for the loop in PyTorch; None for fairseq's own search.
     build: Callable[[MethodContext, Any], Method] | None = None
-    # Builds the method for the compiled kernels; raises `NotNative` for options that they do not support. None if they
-    # do not support the method.
-    build_native: Callable[[MethodContext, Any], NativeMethod] | None = None
+    # Builds the method for a module of kernels; raises `Unsupported` for options that these do not support. None if
+    # they do not support the method.
+    build_kernels: Callable[[MethodContext, Any], KernelMethod] | None = None
     aliases: tuple[str, ...] = ()
     # Whether it emits the token ids of fairseq's own search with the same model and options; in half precision those
     # of our `greedy`, at every batch size and block size. This is the definition of "lossless".

@@ -6,8 +6,8 @@ from typing import Any, Optional
 import torch
 from fairseq.dataclass import ChoiceEnum
 
+from fairseq_plugins.decoding.kernel_module import AnyDrafter, KernelPolicy, Unsupported
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, fixed_width_option, option
-from fairseq_plugins.decoding.native import NotNative
 from fairseq_plugins.decoding.reference.drafters import Drafter
 from fairseq_plugins.decoding.reference.drafters.fallback import FallbackDrafter
 from fairseq_plugins.decoding.reference.drafters.features import FeatureDrafter, fused_reader
@@ -86,8 +86,8 @@ def trained_drafter(
     return kind(model, drafted_tokens(model, options.block_size), engine, draft_options)
 
 
-def native_drafter(context: MethodContext, options: TrainedDrafterOptions) -> Any:
-    """Make the drafter of a context for the compiled kernels; raise NotNative if they do not support it."""
+def kernel_drafter(context: MethodContext, options: TrainedDrafterOptions) -> AnyDrafter:
+    """Make the drafter of a context for kernels; raise Unsupported if they do not support it."""
     model, weights = context.drafter, context.weights
     assert model is not None and weights is not None
     decoder = model.decoder
@@ -100,7 +100,7 @@ def native_drafter(context: MethodContext, options: TrainedDrafterOptions) -> An
     if not model.reads_features:
         encoder = None if model.shares_encoder else weights.encoder(model.encoder)
         if encoder is None and not model.shares_encoder:
-            raise NotNative("the drafter's encoder is not a plain Transformer")
+            raise Unsupported("the drafter's encoder is not a plain Transformer")
         caches_prefix = decoder.drafter_attention == "prefix-causal"
         return module.token_drafter(transformer, encoder, path, mask, caches_prefix=caches_prefix, width=width)
     layers = [read_decoder_layer(layer) for layer in decoder.layers]
@@ -118,7 +118,7 @@ def native_drafter(context: MethodContext, options: TrainedDrafterOptions) -> An
     )
 
 
-def native_policy(context: MethodContext, options: TrainedDrafterOptions) -> Any:
+def kernel_policy(context: MethodContext, options: TrainedDrafterOptions) -> KernelPolicy:
     """Return the policy, initialised with the acceptance counts of the drafter's validation set if it has them."""
     model, weights = context.drafter, context.weights
     assert model is not None and weights is not None
@@ -173,8 +173,8 @@ def with_fallback(drafter: Drafter, context: MethodContext, options: FallbackOpt
     return FallbackDrafter(drafter, trained_drafter(context, options)) if has_fallback(options) else drafter
 
 
-def native_with_fallback(drafter: Any, context: MethodContext, options: FallbackOptions) -> Any:
-    """As `with_fallback`, for the compiled kernels."""
+def kernel_with_fallback(drafter: AnyDrafter, context: MethodContext, options: FallbackOptions) -> AnyDrafter:
+    """As `with_fallback`, for kernels."""
     if not has_fallback(options):
         return drafter
-    return context.native_weights.module.fallback_drafter(drafter, native_drafter(context, options))
+    return context.kernel_weights.module.fallback_drafter(drafter, kernel_drafter(context, options))

@@ -43,7 +43,7 @@ def test_every_decoder_names_a_backend(spec: Any) -> None:
     """The kernels are chosen if they support the method; otherwise there is a reason."""
     how = options_of(spec.name)
     backend = chosen(how, context_of(how))
-    assert backend.name == ("torch" if spec.build_native is None else "native")
+    assert backend.name == ("torch" if spec.build_kernels is None else "native")
     assert backend.reason and "\n" not in backend.reason
     assert backend.name in {name for name, _, _ in BACKENDS}
 

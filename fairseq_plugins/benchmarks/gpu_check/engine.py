@@ -83,7 +83,8 @@ def _compared(
 
 def _captured(generator: Any) -> int:
     assert isinstance(generator.backend, GpuBackend), generator.backend.reason
-    return len(generator.backend.engine.iterations) + len(generator.backend.engine.encoders)
+    engine: Any = generator.backend.generator
+    return len(engine.iterations) + len(engine.encoders)
 
 
 def speed(env: Environment) -> Outcome:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from fairseq_plugins.decoding.native import NotNative
+from fairseq_plugins.decoding.kernel_module import Unsupported
 
 _MOST_BEST = 16
 
@@ -29,7 +29,7 @@ class Acceptance:
 def accept_top_beta(beta: int, tau: float) -> Acceptance:
     """Accept drafted tokens among the best `beta` whose gap to the best is at most `tau`."""
     if beta > _MOST_BEST:
-        raise NotNative(f"--top-beta {beta}: the kernels keep the best {_MOST_BEST} tokens")
+        raise Unsupported(f"--top-beta {beta}: the kernels keep the best {_MOST_BEST} tokens")
     return Acceptance(top_beta=beta, tau=tau)
 
 

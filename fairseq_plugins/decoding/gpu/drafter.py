@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from fairseq_plugins.decoding.kernel_module import GivenDrafts
+
 if TYPE_CHECKING:
     from fairseq_plugins.decoding.gpu.batch import Batch
     from fairseq_plugins.decoding.gpu.search import Encoded, GreedySearch, Verified
-
-GivenDrafts = Sequence[Sequence[Sequence[int]]]
 
 # Lengths of drafts that have graphs, where the longest one depends on the batch: with the last token, full tiles of
 # rows. Longer drafts are cut to the last of these.

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.acceptance import Acceptance
 from fairseq_plugins.decoding.gpu.batch import STATUS, TILE, Sizes
 from fairseq_plugins.decoding.gpu.beam_search import BeamSearch, EosForbidden
-from fairseq_plugins.decoding.gpu.drafter import Drafter, GivenDrafts
+from fairseq_plugins.decoding.gpu.drafter import Drafter
 from fairseq_plugins.decoding.gpu.graphs import Replayed
 from fairseq_plugins.decoding.gpu.kernels.hypotheses import EOS_IS_FORBIDDEN
 from fairseq_plugins.decoding.gpu.policy import Policy
 from fairseq_plugins.decoding.gpu.search import GreedySearch, packed
 from fairseq_plugins.decoding.gpu.weights import Linear, Transformer
+from fairseq_plugins.decoding.kernel_module import FoundHypothesis, FoundOutput, GivenDrafts
 from fairseq_plugins.errors import NAN_SCORES
 
 # Numbers of places that have graphs of their own.
@@ -64,17 +64,19 @@ class Generator:
 
     def __init__(
         self,
-        encoder: Transformer,
+        *,
+        encoder: Transformer | None,
         verifier: Transformer,
         drafter: Drafter | None = None,
         acceptance: Acceptance | None = None,
         policy: Policy | None = None,
         head: tuple[Linear, Linear] | None = None,
+        beam: int = 0,
         places: int = PLACES[-1],
         outputs: int = 1024,
         sources: int = 1024,
-        beam: int = 0,
     ) -> None:
+        assert encoder is not None, "sources are encoded on the device"
         self.drafter, self.policy = drafter, policy
         self.widths = [0] if drafter is None else list(drafter.widths) if policy is None else policy.widths
         sizes = Sizes(places, min(outputs, MOST_OUTPUTS), min(sources, MOST_OUTPUTS), max(self.widths), beam)
@@ -165,41 +167,22 @@ class Generator:
         self.spent["decode"] += time.perf_counter() - began
         return all(sentence.has_ended for sentence in self.sentences)
 
-    def outputs(self) -> tuple[Tensor, Tensor, list[int], list[list[int]]]:
-        """Return tokens and log-probabilities of all outputs, concatenated, their lengths, and emitted tokens."""
+    def outputs(self) -> list[FoundOutput]:
+        """Return tokens, log-probabilities and emitted tokens of each sentence."""
         self._collect([place for place, owner in enumerate(self.owners) if owner is not None])
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-        tokens, log_probs, lengths = [], [], []
-        for sentence in self.sentences:
-            columns = slice(1, sentence.length + 1)
-            tokens.append(sentence.output[0][columns])
-            log_probs.append(sentence.output[1][columns])
-            lengths.append(sentence.length)
-        emitted = [sentence.emitted for sentence in self.sentences]
-        return torch.cat(tokens).long(), torch.cat(log_probs), lengths, emitted
+        self._wait()
+        return [_output(sentence) for sentence in self.sentences]
 
-    def run_beams(self) -> tuple[list[list[tuple[np.ndarray, np.ndarray, float]]], list[int]]:
-        """Decode by beam search.
-
-        Returns:
-            for each sentence its hypotheses (tokens, log-probabilities, score), in the order in which they ended; and
-            its number of steps.
+    def run_beams(self) -> list[tuple[list[FoundHypothesis], int]]:
+        """Decode by beam search; return hypotheses and the number of steps of each sentence.
 
         Raises:
             RuntimeError: if scores are NaN.
             EosForbidden: if EOS is forbidden at the maximum length.
         """
         self.run()
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-        results = []
-        for sentence in self.sentences:
-            tokens, log_probs, scores, lengths, count = sentence.output
-            ended = zip(tokens, log_probs, scores.tolist(), lengths.tolist(), strict=True)
-            hypotheses = [(row[:size].long().numpy(), each[:size].numpy(), score) for row, each, score, size in ended]
-            results.append(hypotheses[: int(count)])
-        return results, [sentence.length for sentence in self.sentences]
+        self._wait()
+        return [(_hypotheses(sentence), sentence.length) for sentence in self.sentences]
 
     def last_iteration(self) -> list[tuple[list[int], int, int, bool]]:
         """Return for each sentence the tokens of the last `run`, and the counts of its last iteration."""
@@ -350,6 +333,11 @@ class Generator:
             if self.policy is not None and flight.width:
                 self.policy.count(drafted, accepted)
 
+    def _wait(self) -> None:
+        """Wait until copies to the host are complete."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
     def _collect(self, places: list[int]) -> None:
         """Copy the outputs of places to the host."""
         if not places:
@@ -364,6 +352,18 @@ class Generator:
             self.sentences[owner].output = tuple(values[row] for values in copies)
             if self.sentences[owner].has_ended:
                 self.owners[place] = None
+
+
+def _output(sentence: Sentence) -> FoundOutput:
+    tokens, log_probs = (values[1 : sentence.length + 1] for values in sentence.output)
+    return tokens.long().numpy(), log_probs.numpy(), sentence.emitted
+
+
+def _hypotheses(sentence: Sentence) -> list[FoundHypothesis]:
+    tokens, log_probs, scores, lengths, count = sentence.output
+    ended = zip(tokens, log_probs, scores.tolist(), lengths.tolist(), strict=True)
+    found = [(row[:size].long().numpy(), each[:size].numpy(), score) for row, each, score, size in ended]
+    return found[: int(count)]
 
 
 def _tiles(source: list[int]) -> int:

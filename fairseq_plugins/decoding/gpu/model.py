@@ -1,15 +1,14 @@
 """Convert fairseq's modules for the GPU engine: the weights stay where they are, in the model's own type."""
 
 from dataclasses import dataclass
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from fairseq_plugins.decoding.gpu import interface as gpu
 from fairseq_plugins.decoding.gpu.weights import Linear as DeviceLinear
+from fairseq_plugins.decoding.kernel_module import KernelModule, Unsupported
 from fairseq_plugins.decoding.kernel_weights import KernelWeights
-from fairseq_plugins.decoding.native import NotNative
 from fairseq_plugins.decoding.weights import Linear, Precision, QuantizedLinear
 
 
@@ -24,14 +23,14 @@ class GpuWeights(KernelWeights):
     device: torch.device = torch.device("cuda")
 
     @property
-    def module(self) -> ModuleType:
+    def module(self) -> KernelModule:
         """The GPU engine."""
         return gpu
 
     def linear(self, layer: Linear, precision: Precision | None = None) -> DeviceLinear:
-        """Convert a linear layer; raises NotNative for rounded weights."""
+        """Convert a linear layer; raises Unsupported for rounded weights."""
         if isinstance(layer, QuantizedLinear) or (precision or self.precision) is not Precision.FP32:
-            raise NotNative("--int8")
+            raise Unsupported("--int8")
         weight, bias = layer
         return gpu.linear(self.array(weight), self.array(bias))
 
@@ -44,6 +43,6 @@ class GpuWeights(KernelWeights):
         return False
 
     def check(self, tensor: Tensor, dtype: torch.dtype | None) -> None:
-        """Raise NotNative for a tensor on another device."""
+        """Raise Unsupported for a tensor on another device."""
         if tensor.device.type != self.device.type:
-            raise NotNative(f"the weights are on {tensor.device.type}")
+            raise Unsupported(f"the weights are on {tensor.device.type}")

@@ -5,9 +5,11 @@ as long as a replay of its graph, which is measured. Survival begins with the dr
 accepted.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from fairseq_plugins.decoding.native import NotNative
+from torch import Tensor
+
+from fairseq_plugins.decoding.kernel_module import Unsupported
 
 # Drafted tokens at a position after which older counts have half of their weight.
 _HORIZON = 500.0
@@ -22,7 +24,7 @@ class Policy:
 
     def __init__(self, width: int, always_drafts: bool = False) -> None:
         if always_drafts:
-            raise NotNative("survival is counted by the drafter's probabilities, which stay on the device")
+            raise Unsupported("survival is counted by the drafter's probabilities, which stay on the device")
         self.most = width
         self.widths = sorted({0, *(max(1, width * share // 4) for share in (1, 2, 4))})
         self.drafted = [_PRIOR] * width
@@ -31,11 +33,11 @@ class Policy:
         self.chosen: dict[int, int] = {}
         self.uses = 0
 
-    def learn(self, drafted: Sequence[Sequence[float]], accepted: Sequence[Sequence[float]]) -> None:
+    def learn(self, drafted: Tensor, accepted: Tensor) -> None:
         """Add counts [W, bins] of drafts that were verified in full."""
-        for place, (tried, kept) in enumerate(zip(drafted, accepted, strict=True)):
+        for place, (tried, kept) in enumerate(zip(drafted.sum(1).tolist(), accepted.sum(1).tolist(), strict=True)):
             if place < self.most:
-                self._add(place, float(sum(tried)), float(sum(kept)))
+                self._add(place, tried, kept)
         self.chosen.clear()
 
     def count(self, drafted: int, accepted: int) -> None:

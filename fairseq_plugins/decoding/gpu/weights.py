@@ -7,7 +7,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from fairseq_plugins.decoding.native import NotNative
+from fairseq_plugins.decoding.kernel_module import Unsupported
 
 
 class Activation(IntEnum):
@@ -119,13 +119,13 @@ def transformer(
     final_norm: Norm,
     projection: Linear | None,
 ) -> Transformer:
-    """Return a Transformer; raises NotNative for one that the kernels do not support."""
+    """Return a Transformer; raises Unsupported for one that the kernels do not support."""
     if not layers[0].normalize_before and final_norm:
-        raise NotNative("the layers are normalised after each sublayer and once more at the end")
+        raise Unsupported("the layers are normalised after each sublayer and once more at the end")
     if len({(layer.heads, layer.normalize_before) for layer in layers}) > 1:
-        raise NotNative("its layers differ in their heads or norms")
+        raise Unsupported("its layers differ in their heads or norms")
     if embedding.size(1) // layers[0].heads > 256:
-        raise NotNative(f"its heads are {embedding.size(1) // layers[0].heads} wide")
+        raise Unsupported(f"its heads are {embedding.size(1) // layers[0].heads} wide")
     return Transformer(
         layers, embedding, scale, positions, positions_every_layer, embedding_norm, final_norm, projection
     )

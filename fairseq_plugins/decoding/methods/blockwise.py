@@ -9,16 +9,16 @@ from fairseq.data import Dictionary
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding.checks import check_thresholds
+from fairseq_plugins.decoding.kernel_module import Unsupported
 from fairseq_plugins.decoding.method import (
+    KernelMethod,
     Method,
     MethodContext,
     MethodOptions,
     MethodSpec,
-    NativeMethod,
     draft_and_verify,
     option,
 )
-from fairseq_plugins.decoding.native import NotNative
 from fairseq_plugins.decoding.reference.drafters.heads import BlockwiseDrafter
 from fairseq_plugins.decoding.reference.search.rules import TopBeta, exact, with_min_block, within_distance
 from fairseq_plugins.decoding.weights import Linear, linear
@@ -112,14 +112,14 @@ def _build(context: MethodContext, options: BlockwiseOptions) -> Method:
     return draft_and_verify(context, heads, rule)
 
 
-def _build_native(context: MethodContext, options: BlockwiseOptions) -> NativeMethod:
-    weights, decoder = context.native_weights, context.models[0].decoder
+def _build_kernels(context: MethodContext, options: BlockwiseOptions) -> KernelMethod:
+    weights, decoder = context.kernel_weights, context.models[0].decoder
     block_size = options.block_size or decoder.heads
     output, (weight, bias) = decoder.output_projection, linear(decoder.head_shrink)
     if not isinstance(output, nn.Linear):
-        raise NotNative("the vocabulary projection is not a linear layer")
+        raise Unsupported("the vocabulary projection is not a linear layer")
     if block_size < 2:
-        raise NotNative("--block-size 1: drafts nothing")
+        raise Unsupported("--block-size 1: drafts nothing")
 
     def heads(first: int, last: int) -> Linear:
         rows = slice((first - 1) * decoder.output_embed_dim, last * decoder.output_embed_dim)
@@ -133,7 +133,7 @@ def _build_native(context: MethodContext, options: BlockwiseOptions) -> NativeMe
     drafter = module.heads_drafter(*map(drafts.linear, (expand, heads(2, block_size), linear(output))))
     head = None if decoder.identity_first_head else (weights.linear(expand), weights.linear(heads(1, 1)))
     policy = module.Policy(block_size - 1, context.counts_survival) if has_policy else None
-    return NativeMethod(weights, drafter, acceptance, policy=policy, projection=projection, head=head)
+    return KernelMethod(weights, drafter, acceptance, policy=policy, projection=projection, head=head)
 
 
 METHODS = [
@@ -150,7 +150,7 @@ METHODS = [
         check=_check,
         check_fit=_check_fit,
         build=_build,
-        build_native=_build_native,
+        build_kernels=_build_kernels,
         accepts_exactly=lambda options: (options.top_beta, options.accept_distance, options.min_block) == (1, None, 1),
         accept_reason="head",
         rows={"blockwise": {}, "blockwise fixed width": {"fixed_width": True}},

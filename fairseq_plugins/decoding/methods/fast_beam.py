@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from fairseq_plugins.decoding.method import Method, MethodContext, MethodOptions, MethodSpec, NativeMethod
-from fairseq_plugins.decoding.native import NotNative
+from fairseq_plugins.decoding.kernel_module import Unsupported
+from fairseq_plugins.decoding.method import KernelMethod, Method, MethodContext, MethodOptions, MethodSpec
 from fairseq_plugins.decoding.reference.beam_verifier import BeamVerifier, has_enough
 from fairseq_plugins.decoding.reference.drafters import NoDrafter
 from fairseq_plugins.decoding.reference.search.beam import BeamSearch
@@ -15,10 +15,12 @@ def _build(context: MethodContext, options: MethodOptions) -> Method:
     return Method(verifier, NoDrafter(), BeamSearch(context.beam))
 
 
-def _build_native(context: MethodContext, options: MethodOptions) -> NativeMethod:
+def _build_kernels(context: MethodContext, options: MethodOptions) -> KernelMethod:
     if not has_enough(len(context.target), context.beam):
-        raise NotNative(f"--beam {context.beam}: is too wide for a vocabulary of {len(context.target)} on the kernels")
-    return NativeMethod(replace(context.native_weights, many_rows=True))
+        raise Unsupported(
+            f"--beam {context.beam}: is too wide for a vocabulary of {len(context.target)} on the kernels"
+        )
+    return KernelMethod(replace(context.kernel_weights, many_rows=True))
 
 
 METHODS = [
@@ -29,7 +31,7 @@ METHODS = [
         accepts="beam search",
         paper="baseline, on our engine",
         build=_build,
-        build_native=_build_native,
+        build_kernels=_build_kernels,
         searches_beams=True,
         order=5,
     )

@@ -5,23 +5,23 @@ from dataclasses import dataclass, replace
 from fairseq.dataclass import ChoiceEnum
 
 from fairseq_plugins.decoding.checks import check_thresholds
+from fairseq_plugins.decoding.kernel_module import Unsupported
 from fairseq_plugins.decoding.method import (
+    KernelMethod,
     Method,
     MethodContext,
     MethodSpec,
-    NativeMethod,
     draft_and_verify,
     fixed_width_option,
     option,
 )
-from fairseq_plugins.decoding.native import NotNative
 from fairseq_plugins.decoding.reference.search.rules import TopBeta
 from fairseq_plugins.decoding.trained_drafter import (
     TrainedDrafterOptions,
     check_draft_vocabulary,
     check_drafter,
-    native_drafter,
-    native_policy,
+    kernel_drafter,
+    kernel_policy,
     trained_drafter,
 )
 from fairseq_plugins.errors import ConfigurationError
@@ -84,9 +84,9 @@ def _build(context: MethodContext, options: ExactOptions) -> Method:
     return draft_and_verify(context, trained_drafter(context, options))
 
 
-def _build_native(context: MethodContext, options: ExactOptions) -> NativeMethod:
-    policy = None if options.fixed_width else native_policy(context, options)
-    return NativeMethod(context.native_weights, native_drafter(context, options), policy=policy)
+def _build_kernels(context: MethodContext, options: ExactOptions) -> KernelMethod:
+    policy = None if options.fixed_width else kernel_policy(context, options)
+    return KernelMethod(context.kernel_weights, kernel_drafter(context, options), policy=policy)
 
 
 def _build_relaxed(context: MethodContext, options: RelaxedOptions) -> Method:
@@ -94,12 +94,12 @@ def _build_relaxed(context: MethodContext, options: RelaxedOptions) -> Method:
     return draft_and_verify(context, drafter, TopBeta(options.top_beta, options.tau, options.accept_score))
 
 
-def _build_relaxed_native(context: MethodContext, options: RelaxedOptions) -> NativeMethod:
+def _build_relaxed_kernels(context: MethodContext, options: RelaxedOptions) -> KernelMethod:
     if options.accept_score == "drafter":
-        raise NotNative("--accept-score drafter: needs the drafter's scores of all tokens")
+        raise Unsupported("--accept-score drafter: needs the drafter's scores of all tokens")
     # No policy: the output depends on the number of verified tokens and must not differ from run to run.
-    acceptance = context.native_weights.module.accept_top_beta(options.top_beta, options.tau)
-    return NativeMethod(context.native_weights, native_drafter(context, options), acceptance)
+    acceptance = context.kernel_weights.module.accept_top_beta(options.top_beta, options.tau)
+    return KernelMethod(context.kernel_weights, kernel_drafter(context, options), acceptance)
 
 
 METHODS = [
@@ -115,7 +115,7 @@ METHODS = [
         check=check_draft_vocabulary,
         check_fit=_check_fit,
         build=_build,
-        build_native=_build_native,
+        build_kernels=_build_kernels,
         rows={"gad": {}, "gad fixed width": {"fixed_width": True}},
         order=30,
     ),
@@ -133,7 +133,7 @@ METHODS = [
         check=_check_relaxed,
         check_fit=_check_fit,
         build=_build_relaxed,
-        build_native=_build_relaxed_native,
+        build_kernels=_build_relaxed_kernels,
         relaxed_reason="top-beta",
         rows={f"gad++ {preset}": {"preset": preset} for preset in PRESETS},
         order=31,

@@ -1,11 +1,11 @@
 """Greedy decoding on our engine, without drafts."""
 
 from fairseq_plugins.decoding.method import (
+    KernelMethod,
     Method,
     MethodContext,
     MethodOptions,
     MethodSpec,
-    NativeMethod,
     draft_and_verify,
 )
 from fairseq_plugins.decoding.reference.drafters import NoDrafter
@@ -15,8 +15,8 @@ def _build(context: MethodContext, options: MethodOptions) -> Method:
     return draft_and_verify(context, NoDrafter())
 
 
-def _build_native(context: MethodContext, options: MethodOptions) -> NativeMethod:
-    return NativeMethod(context.native_weights)
+def _build_kernels(context: MethodContext, options: MethodOptions) -> KernelMethod:
+    return KernelMethod(context.kernel_weights)
 
 
 METHODS = [
@@ -27,7 +27,7 @@ METHODS = [
         accepts="-",
         paper="baseline, on our engine",
         build=_build,
-        build_native=_build_native,
+        build_kernels=_build_kernels,
         order=10,
     )
 ]

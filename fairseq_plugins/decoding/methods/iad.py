@@ -4,14 +4,14 @@ from dataclasses import dataclass, replace
 
 from fairseq.dataclass import ChoiceEnum
 
-from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, draft_and_verify, option
+from fairseq_plugins.decoding.method import KernelMethod, Method, MethodContext, MethodSpec, draft_and_verify, option
 from fairseq_plugins.decoding.reference.drafters.copying import MAX_MATCH, CopyDrafter, source_texts
 from fairseq_plugins.decoding.trained_drafter import (
     FallbackOptions,
     check_fallback,
     check_fallback_fit,
     has_fallback,
-    native_with_fallback,
+    kernel_with_fallback,
     with_fallback,
 )
 
@@ -39,13 +39,13 @@ def _build(context: MethodContext, options: SourceCopyOptions) -> Method:
     return draft_and_verify(context, with_fallback(drafter, context, options))
 
 
-def _build_native(context: MethodContext, options: SourceCopyOptions) -> NativeMethod:
+def _build_kernels(context: MethodContext, options: SourceCopyOptions) -> KernelMethod:
     # Where text stays as it is, a whole sentence is verified at once.
-    weights = replace(context.native_weights, many_rows=True)
+    weights = replace(context.kernel_weights, many_rows=True)
     lookup = getattr(weights.module.Lookup, str(options.iad_lookup).upper())
     drafter = weights.module.CopyDrafter(lookup, MAX_MATCH)
     policy = None if options.fixed_width else weights.module.Policy(_MAX_WIDTH)
-    return NativeMethod(weights, native_with_fallback(drafter, context, options), policy=policy)
+    return KernelMethod(weights, kernel_with_fallback(drafter, context, options), policy=policy)
 
 
 METHODS = [
@@ -61,7 +61,7 @@ METHODS = [
         check=check_fallback,
         check_fit=check_fallback_fit,
         build=_build,
-        build_native=_build_native,
+        build_kernels=_build_kernels,
         accept_reason="source copy",
         order=41,
     )

@@ -6,11 +6,11 @@ from typing import Optional
 from fairseq.dataclass import ChoiceEnum
 
 from fairseq_plugins.decoding.method import (
+    KernelMethod,
     Method,
     MethodContext,
     MethodOptions,
     MethodSpec,
-    NativeMethod,
     draft_and_verify,
     fixed_width_option,
     option,
@@ -85,9 +85,9 @@ def _build(context: MethodContext, options: JacobiOptions) -> Method:
     return draft_and_verify(context, drafter)
 
 
-def _build_native(context: MethodContext, options: JacobiOptions) -> NativeMethod:
+def _build_kernels(context: MethodContext, options: JacobiOptions) -> KernelMethod:
     initial, length = _initial(context, options), getattr(options, "jacobi_length", None)
-    drafter = context.native_weights.module.jacobi_drafter(
+    drafter = context.kernel_weights.module.jacobi_drafter(
         block=_block(options) or 0,
         window_ratio=WINDOW_RATIO,
         length=-1 if length is None else length,
@@ -96,8 +96,8 @@ def _build_native(context: MethodContext, options: JacobiOptions) -> NativeMetho
     )
     width = min(_block(options) or _MAX_WIDTH + 1, _MAX_WIDTH + 1) - 1
     has_policy = not options.fixed_width and width > 0
-    return NativeMethod(
-        context.native_weights, drafter, policy=context.native_weights.module.Policy(width) if has_policy else None
+    return KernelMethod(
+        context.kernel_weights, drafter, policy=context.kernel_weights.module.Policy(width) if has_policy else None
     )
 
 
@@ -111,7 +111,7 @@ _JACOBI = MethodSpec(
     options=JacobiOptions,
     copies_source=_starts_from_source,
     build=_build,
-    build_native=_build_native,
+    build_kernels=_build_kernels,
     accept_reason="fixed point",
     order=42,
 )

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from fairseq.data import Dictionary
 
-from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, draft_and_verify, option
+from fairseq_plugins.decoding.method import KernelMethod, Method, MethodContext, MethodSpec, draft_and_verify, option
 from fairseq_plugins.decoding.reference.drafters.copying import NEAREST_MAX_MATCH, CopyDrafter, draft_texts
 from fairseq_plugins.decoding.trained_drafter import (
     FallbackOptions,
@@ -15,7 +15,7 @@ from fairseq_plugins.decoding.trained_drafter import (
     check_fallback_fit,
     drafted_tokens,
     has_fallback,
-    native_with_fallback,
+    kernel_with_fallback,
     with_fallback,
 )
 from fairseq_plugins.errors import ConfigurationError
@@ -87,12 +87,12 @@ def _build(context: MethodContext, options: ReuseOptions) -> Method:
     return draft_and_verify(context, with_fallback(drafter, context, _of_fallback(context, options)))
 
 
-def _build_native(context: MethodContext, options: ReuseOptions) -> NativeMethod:
-    module, width = context.native_weights.module, options.block_size or DEFAULT_WIDTH
+def _build_kernels(context: MethodContext, options: ReuseOptions) -> KernelMethod:
+    module, width = context.kernel_weights.module, options.block_size or DEFAULT_WIDTH
     drafter = module.CopyDrafter(module.Lookup.NEAREST, NEAREST_MAX_MATCH, width)
-    return NativeMethod(
-        context.native_weights,
-        native_with_fallback(drafter, context, _of_fallback(context, options)),
+    return KernelMethod(
+        context.kernel_weights,
+        kernel_with_fallback(drafter, context, _of_fallback(context, options)),
         policy=None if options.fixed_width else module.Policy(width),
         drafts=lambda sample: drafts_of(sample, context.target),
     )
@@ -110,7 +110,7 @@ METHODS = [
         check=_check,
         check_fit=_check_fit,
         build=_build,
-        build_native=_build_native,
+        build_kernels=_build_kernels,
         accept_reason="reused draft",
         rows={},
         order=40,

@@ -9,11 +9,8 @@ import importlib
 import os
 from types import ModuleType
 
+from fairseq_plugins.decoding.kernel_module import Unsupported
 from fairseq_plugins.errors import ConfigurationError
-
-
-class NotNative(Exception):
-    """The compiled kernels do not support something; the message is the reason, in a few words."""
 
 
 @functools.cache
@@ -21,13 +18,13 @@ def kernels() -> ModuleType:
     """Return the extension module, with the instruction set of SPEC_DEC_ISA if that is set.
 
     Raises:
-        NotNative: if the package was installed without the module.
+        Unsupported: if the package was installed without the module.
         ConfigurationError: for a SPEC_DEC_ISA that this processor does not support.
     """
     try:
         module = importlib.import_module(f"{__name__}._kernels")
     except ImportError as error:
-        raise NotNative(f"the compiled kernels are not installed ({error}); pip install the package") from error
+        raise Unsupported(f"the compiled kernels are not installed ({error}); pip install the package") from error
     requested = os.environ.get("SPEC_DEC_ISA")
     if requested:
         runnable = module.runnable_instruction_sets()

@@ -1,14 +1,14 @@
 """Convert fairseq's modules for the compiled CPU kernels, and choose the format of each weight."""
 
 from dataclasses import dataclass, replace
-from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from fairseq_plugins.decoding.kernel_module import KernelModule, Unsupported
 from fairseq_plugins.decoding.kernel_weights import KernelWeights
-from fairseq_plugins.decoding.native import NotNative, kernels
+from fairseq_plugins.decoding.native import kernels
 from fairseq_plugins.decoding.native.available_memory import available_memory
 from fairseq_plugins.decoding.weights import Linear, Precision, QuantizedLinear, is_small
 
@@ -19,14 +19,6 @@ NARROW = 511
 # AMX tiles need a number of inputs that is a multiple of 32, and weights that are exact in float16 after multiplication
 # by 1024 (csrc/isa/amx_tiles.h).
 _TILE_INPUTS, _TILE_SCALE = 32, 1024.0
-# Micro-batch of a thread. Too few rows make matrix products slow. Too many rows push a narrow model's weights out of
-# the cache; a wide model's weights do not fit into it anyway.
-_MIN_SENTENCES, _ROWS, _ROWS_IF_WIDE = 8, 24, 128
-
-
-def micro_batch_size(width: int) -> tuple[int, int]:
-    """Return a thread's micro-batch for a model of this width: the minimum of sentences, and the target of rows."""
-    return _MIN_SENTENCES, _ROWS if width <= 256 else _ROWS_IF_WIDE
 
 
 @dataclass(frozen=True)
@@ -40,17 +32,17 @@ class NativeWeights(KernelWeights):
     packed: bool = True
 
     @property
-    def module(self) -> ModuleType:
+    def module(self) -> KernelModule:
         """The compiled module."""
-        return kernels()
+        return cast(KernelModule, kernels())  # tests/decoding/test_kernel_module.py checks it
 
     def linear(self, layer: Linear, precision: Precision | None = None) -> Any:
         """Convert a linear layer.
 
         Raises:
-            NotNative: for weights that are not in fp32 on the CPU.
+            Unsupported: for weights that are not in fp32 on the CPU.
         """
-        module, precision = self.module, precision or self.precision
+        module, precision = kernels(), precision or self.precision
         scale = None
         if isinstance(layer, QuantizedLinear):
             bias, scale, weight_format = layer.bias, layer.scale, module.WeightFormat.INT8
@@ -65,7 +57,7 @@ class NativeWeights(KernelWeights):
 
     def _format(self, weight: Tensor, precision: Precision) -> Any:
         """Return the fastest format (`WeightFormat`) that keeps the weight's precision and the memory limits."""
-        formats, supports = self.module.WeightFormat, self.module.supports
+        formats, supports = kernels().WeightFormat, kernels().supports
         if precision is Precision.INT8:
             return formats.INT8
         is_near = min(weight.shape) <= NARROW and is_small(weight)
@@ -88,9 +80,9 @@ class NativeWeights(KernelWeights):
         return is_small(weight)
 
     def check(self, tensor: Tensor, dtype: torch.dtype | None) -> None:
-        """Raise NotNative for a tensor that is not on the CPU, or of another type (None: fp32)."""
+        """Raise Unsupported for a tensor that is not on the CPU, or of another type (None: fp32)."""
         if tensor.device.type != "cpu" or tensor.dtype != (dtype or torch.float32):
-            raise NotNative(f"the weights are in {str(tensor.dtype).removeprefix('torch.')} on {tensor.device.type}")
+            raise Unsupported(f"the weights are in {str(tensor.dtype).removeprefix('torch.')} on {tensor.device.type}")
 
 
 def _is_exact_in_half(weight: Tensor) -> bool:

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 
 from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.decoded import Decoded, StepOutput
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.recording.trace_writer import Tracer
 from fairseq_plugins.decoding.reference.arithmetic import exact_arithmetic
 from fairseq_plugins.decoding.reference.batch import Batch
 from fairseq_plugins.decoding.reference.search import GreedySearch
-from fairseq_plugins.decoding.reference.state import Advance, BeamAdvance, Decoded, Draft, StepOutput, obeying_prefix
+from fairseq_plugins.decoding.reference.state import Advance, BeamAdvance, Draft, obeying_prefix
 from fairseq_plugins.decoding.reference.verifier import DrafterIsVerifier, Verifier
 from fairseq_plugins.errors import ConfigurationError
 

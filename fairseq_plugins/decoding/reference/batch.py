@@ -5,9 +5,10 @@ from typing import Any
 import torch
 
 from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.decoded import Hypothesis
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.reference.rows import from_host
-from fairseq_plugins.decoding.reference.state import Advance, BeamAdvance, Beams, DecodingState, Hypothesis
+from fairseq_plugins.decoding.reference.state import Advance, BeamAdvance, Beams, DecodingState
 
 # Admitting and removing sentences copies the whole cache, so both wait until one row in 4 is free or ended.
 _FREE_ROWS_DIVISOR = 4

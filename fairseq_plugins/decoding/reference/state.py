@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.decoded import Hypothesis
 from fairseq_plugins.decoding.reference.layout import Span
 from fairseq_plugins.decoding.reference.rows import from_host, rows_of
 
@@ -235,33 +236,6 @@ class Selection(NamedTuple):
     log_probs: Tensor  # [R]
     ignored: Tensor  # [B, size], ranks that must not end in the next step
     ends: Tensor  # [B, size], which of the best candidates end
-
-
-@dataclass
-class Hypothesis:
-    """An output of N tokens, EOS included."""
-
-    tokens: Tensor  # [N]
-    log_probs: Tensor  # [N], of the tokens
-    score: Tensor  # sum of `log_probs`, before length normalisation
-
-
-@dataclass
-class Decoded:
-    """Result of decoding a batch."""
-
-    outputs: list[list[Hypothesis]]  # of every sentence, in the order in which they ended; one in greedy search
-    emitted: list[list[int]]  # for every sentence the number of tokens that each iteration emitted
-
-
-@dataclass
-class StepOutput:
-    """Result of one iteration for a sentence."""
-
-    tokens: list[int]  # emitted tokens; none after the end
-    drafted: int  # number of drafted tokens that were verified
-    accepted: int  # number of these that were accepted
-    finished: bool  # whether the output has ended
 
 
 @dataclass

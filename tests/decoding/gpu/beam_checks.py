@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.decoded import Hypothesis
 from fairseq_plugins.decoding.gpu import batch, beam_search, runner
 from fairseq_plugins.decoding.gpu import interface as gpu
 from fairseq_plugins.decoding.gpu.backend import GpuBackend
 from fairseq_plugins.decoding.gpu.kernels import hypotheses as kernels
 from fairseq_plugins.decoding.gpu.model import GpuWeights
 from fairseq_plugins.decoding.native.backend import NativeBackend
-from fairseq_plugins.decoding.reference.state import Hypothesis
 from fairseq_plugins.errors import ConfigurationError
 from tests.decoding.gpu.interpreter import patch_once
 from tests.strategies import UNSHRUNK, example_count
@@ -174,7 +174,7 @@ def check_errors() -> None:
     sample = make_sample(TASK, [3, 2])
     weights = GpuWeights(device=torch.device("cpu"))
     with pytest.raises(ValueError, match="too wide"):
-        gpu.Generator(weights.encoder(model.encoder), weights.decoder(model.decoder), beam=35)
+        gpu.Generator(encoder=weights.encoder(model.encoder), verifier=weights.decoder(model.decoder), beam=35)
     # One hypothesis ends, and no other can.
     assert not compare(model, sample, 3, limits(max_len=3, prefix=torch.tensor([[EOS], [7]])))
     nn.init.constant_(model.decoder.output_projection.weight, torch.nan)

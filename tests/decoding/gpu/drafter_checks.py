@@ -80,15 +80,15 @@ def compare(
 
 def accepting(block: int, how: Options) -> Options:
     """Accept the first `block` - 1 tokens of each draft, so that the outputs show what was drafted."""
-    build = how.spec.build_native
+    build = how.spec.build_kernels
     assert build is not None
 
-    def build_native(context: Any, options: Any) -> Any:
+    def build_kernels(context: Any, options: Any) -> Any:
         method = build(context, options)
         return replace(method, acceptance=method.weights.module.accept_at_least(block, method.acceptance))
 
     changed = Options(how.spec.name)
-    changed.spec, changed.options = replace(how.spec, build_native=build_native), how.options
+    changed.spec, changed.options = replace(how.spec, build_kernels=build_kernels), how.options
     return changed
 
 

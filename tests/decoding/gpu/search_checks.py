@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairseq_plugins.decoding.decoded import Decoded
 from fairseq_plugins.decoding.gpu import batch, runner
 from fairseq_plugins.decoding.gpu.backend import GpuBackend
 from fairseq_plugins.decoding.gpu.weights import Layer, Linear, Norm, transformer
 from fairseq_plugins.decoding.reference.backend import TorchBackend
 from fairseq_plugins.decoding.reference.engine import Engine
-from fairseq_plugins.decoding.reference.state import Decoded
 from tests.decoding.gpu.interpreter import multiply_by_rows, patch_once
 from tests.support import Options, make_drafter, make_generator, make_sample, make_task, make_transformer
 

@@ -56,7 +56,7 @@ def test_kernels_of_a_step(places: int, capabilities: list[int]) -> None:
     encoder, decoder = (_transformer(512, 2048, 8, 10_000, *kind) for kind in ((1, False), (LAYERS, True)))
 
     def step() -> None:
-        generator = gpu.Generator(encoder, decoder, places=places, outputs=200, sources=200, beam=BEAM)
+        generator = gpu.Generator(encoder=encoder, verifier=decoder, places=places, outputs=200, sources=200, beam=BEAM)
         generator.search.iterate(places, 0)
 
     launches = record(step)

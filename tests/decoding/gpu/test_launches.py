@@ -62,13 +62,15 @@ def _launches(decoder: str, places: int, parts: tuple[int, int] = (1, 1)) -> lis
     how = Options(decoder)
     weights = GpuWeights(device=torch.device("cpu"))
     context = how.context([verifier], drafter if decoder == "gad" else None, TASK, weights)
-    assert how.spec.build_native is not None
-    method = how.spec.build_native(context, how.options)
+    assert how.spec.build_kernels is not None
+    method = how.spec.build_kernels(context, how.options)
 
     def launch() -> None:
         encoder, own = weights.encoder(verifier.encoder), weights.decoder(verifier.decoder)
         beam = 5 if decoder == "fast-beam" else 0
-        engine = gpu.Generator(encoder, own, method.drafter, places=places, outputs=128, sources=64, beam=beam)
+        engine = gpu.Generator(
+            encoder=encoder, verifier=own, drafter=method.drafter, places=places, outputs=128, sources=64, beam=beam
+        )
         engine.batch.parts = parts
         engine.search.iterate(places, engine.widths[-1])
 

@@ -35,7 +35,7 @@ MODULE = load(sys.argv[1])
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from fairseq_plugins.decoding.native import NotNative  # noqa: E402
+from fairseq_plugins.decoding.kernel_module import Unsupported  # noqa: E402
 from fairseq_plugins.decoding.native.model import NativeWeights  # noqa: E402
 from tests.decoding.methods.test_blockwise import make_blockwise  # noqa: E402
 from tests.decoding.native import test_continuous_batch as running  # noqa: E402
@@ -213,7 +213,7 @@ def wrong_batch(choose: random.Random) -> str:
             number = choose.choice(["pad", "unk", "eos", "first_token", "min_len"])
             call.batch[number] = _odd(choose)
         call.run()
-    except (ValueError, TypeError, RuntimeError, NotNative) as error:
+    except (ValueError, TypeError, RuntimeError, Unsupported) as error:
         return f"batch, {name}: {type(error).__name__}"
     finally:
         call.batch = before

@@ -72,14 +72,12 @@ def alone(call: Call, wanted: dict[str, Any]) -> Any:
         **{name: wanted[name] for name in names},
         prefix=torch.tensor([wanted["prefix"]]) if wanted["prefix"] else None,
         drafts=[wanted["drafts"]],
-        encoded=None,
-        embedding=None,
     )
     if call.parts["beam"]:
-        return [flat(hypothesis) for hypothesis in made.run_beams()[0][0]]
+        return [flat(hypothesis) for hypothesis in made.run_beams()[0][0]]  # of the only sentence
     made.run()
-    tokens, log_probs, _, emitted = made.outputs()
-    return tokens.tolist(), log_probs.tolist(), emitted[0]
+    [(tokens, log_probs, emitted)] = made.outputs()
+    return tokens.tolist(), log_probs.tolist(), emitted
 
 
 def flat(hypothesis: tuple[Any, Any, float]) -> tuple[list[int], list[float], float]:

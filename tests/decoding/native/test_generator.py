@@ -44,8 +44,7 @@ class Call:
         self.sample = make_sample(self.task, [5, 0, 9])
         symbols = {"pad": PAD, "unk": UNK, "eos": EOS, "first_token": EOS}
         limits = {"min_len": 1, "max_len": 12, "unk_penalty": 0.0, "temperature": 1.0}
-        nothing = {"prefix": None, "encoded": None, "embedding": None}
-        self.batch = {"source": self.sample["net_input"]["src_tokens"], **symbols, **limits, **nothing}
+        self.batch = {"source": self.sample["net_input"]["src_tokens"], **symbols, **limits}
 
     def encoded(self, **changes: Any) -> "Call":
         """Return a call with sources encoded by PyTorch and changed by a function."""
@@ -62,10 +61,9 @@ class Call:
         made = self.made()
         made.begin(self.batch["source"], **{name: value for name, value in self.batch.items() if name != "source"})
         if self.parts["beam"]:
-            return [hypotheses[0][0].tolist() for hypotheses in made.run_beams()[0]]
+            return [hypotheses[0][0].tolist() for hypotheses, _ in made.run_beams()]
         made.run()
-        tokens, _, lengths, _ = made.outputs()
-        return [part.tolist() for part in torch.from_numpy(tokens).split(lengths)]
+        return [tokens.tolist() for tokens, _, _ in made.outputs()]
 
 
 def greedy() -> Call:
@@ -122,18 +120,18 @@ def test_valid_calls_run() -> None:
         (greedy, {"verifier": "encoder"}, "a generator needs a decoder"),
         (beams, {"beam": 15}, "too wide for the vocabulary"),
         (beams, {"beam": 2**40}, "too wide for the vocabulary"),
-        (heads, {"expand": None}, "a head has two layers"),
-        (heads, {"shrink": None}, "a head has two layers"),
-        (heads, {"expand": (12, 96)}, "the head does not fit the decoder"),
-        (heads, {"expand": (16, 90)}, "the head does not fit the decoder"),
-        (heads, {"shrink": (96, 12)}, "the head does not fit the decoder"),
+        (heads, {"head": (None, None)}, "a head has two layers|incompatible"),
+        (heads, {"head": ((12, 96), (96, 16))}, "the head does not fit the decoder"),
+        (heads, {"head": ((16, 90), (96, 16))}, "the head does not fit the decoder"),
+        (heads, {"head": ((16, 96), (96, 12))}, "the head does not fit the decoder"),
         (heads, {"beam": 2}, "a beam search has no head"),
     ],
 )
 def test_generators_of_parts_that_do_not_fit(make: Callable[[], Call], changes: dict[str, Any], message: str) -> None:
     call = make()
     for name, value in changes.items():
-        value = linear(*value) if isinstance(value, tuple) else value
+        if name == "head":
+            value = tuple(None if sizes is None else linear(*sizes) for sizes in value)
         call.parts[name] = call.parts["encoder"] if value == "encoder" else value
     with pytest.raises((ValueError, TypeError), match=message):
         call.made()

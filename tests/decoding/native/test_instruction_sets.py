@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_plugins.decoding import native
-from fairseq_plugins.decoding.native import NotNative, kernels
+from fairseq_plugins.decoding.kernel_module import Unsupported
+from fairseq_plugins.decoding.native import kernels
 from fairseq_plugins.decoding.weights import apply_quantized, quantized
 from fairseq_plugins.errors import ConfigurationError
 from tests.decoding.native.random_models import make_random, random_sizes
@@ -190,7 +191,7 @@ def test_a_package_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(name, *more)
 
     monkeypatch.setattr(native.importlib, "import_module", without)
-    with pytest.raises(NotNative, match="not installed"):
+    with pytest.raises(Unsupported, match="not installed"):
         kernels()
     task = make_task(30)
     model = make_transformer(task, 1)

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fairseq_plugins.decoding.native import NotNative, kernels
+from fairseq_plugins.decoding.kernel_module import Unsupported
+from fairseq_plugins.decoding.native import kernels
 from fairseq_plugins.decoding.native import model as native_model
 from fairseq_plugins.decoding.native.model import NativeWeights
 from fairseq_plugins.decoding.reference.engine import Engine
@@ -192,9 +193,9 @@ def test_what_the_kernels_cannot_run(options: dict[str, Any], change: Callable[[
 @pytest.mark.parametrize("convert", [Tensor.half, Tensor.double, lambda weight: weight.to("meta")])
 def test_weights_of_other_types_or_elsewhere(convert: Callable[[Tensor], Tensor]) -> None:
     weights = NativeWeights()
-    with pytest.raises(NotNative, match="the weights are in"):
+    with pytest.raises(Unsupported, match="the weights are in"):
         weights.linear((convert(torch.ones(4, 4)), None))
-    with pytest.raises(NotNative, match="the weights are in"):
+    with pytest.raises(Unsupported, match="the weights are in"):
         weights.linear((torch.ones(4, 4), convert(torch.ones(4))))
 
 

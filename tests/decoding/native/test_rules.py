@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.method import MethodContext, MethodOptions, NativeMethod
+from fairseq_plugins.decoding.method import KernelMethod, MethodContext, MethodOptions
 from fairseq_plugins.decoding.native import kernels
 from fairseq_plugins.decoding.native.backend import NativeBackend
 from fairseq_plugins.decoding.reference.engine import Engine
@@ -58,11 +58,11 @@ def run_replayed(
     drafter = kernels().ReplayedDrafter(kernels().CopyDrafter(kernels().Lookup.UNIQUE, 20), 1.0)
     drafter.replay(drafts)
 
-    def build(context: MethodContext, options: MethodOptions) -> NativeMethod:
-        return NativeMethod(context.weights, drafter, acceptance)
+    def build(context: MethodContext, options: MethodOptions) -> KernelMethod:
+        return KernelMethod(context.weights, drafter, acceptance)
 
     how = Options("greedy")
-    spec = replace(how.spec, build_native=build)
+    spec = replace(how.spec, build_kernels=build)
     context = how.context([model], None, task, temperature=search.get("temperature", 1.0))
     backend = NativeBackend(spec, how.options, context)
     stats = RecordedStats()

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.batch import Batch
-from fairseq_plugins.decoding.gpu.drafter import Drafter, GivenDrafts
+from fairseq_plugins.decoding.gpu.drafter import Drafter
 from fairseq_plugins.decoding.gpu.drafters.tokens import TokenDrafter
 from fairseq_plugins.decoding.gpu.drafters.writing import launch_given
 from fairseq_plugins.decoding.gpu.kernels.drafts import find_undrafted
 from fairseq_plugins.decoding.gpu.search import Encoded, GreedySearch, Verified
+from fairseq_plugins.decoding.kernel_module import GivenDrafts
 
 
 class FallbackDrafter(Drafter):

@@ -8,9 +8,10 @@ import triton
 from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.batch import Batch
-from fairseq_plugins.decoding.gpu.drafter import Drafter, GivenDrafts, lengths_up_to
+from fairseq_plugins.decoding.gpu.drafter import Drafter, lengths_up_to
 from fairseq_plugins.decoding.gpu.kernels.copying import copy_draft
 from fairseq_plugins.decoding.gpu.search import GreedySearch
+from fairseq_plugins.decoding.kernel_module import GivenDrafts
 
 # Given drafts of a sentence; their tokens are at most as many as this many longest outputs have.
 _MOST_TEXTS, _MOST_OUTPUTS = 16, 4

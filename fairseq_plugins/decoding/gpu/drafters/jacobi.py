@@ -11,9 +11,10 @@ import triton
 from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.batch import Batch
-from fairseq_plugins.decoding.gpu.drafter import Drafter, GivenDrafts, lengths_up_to
+from fairseq_plugins.decoding.gpu.drafter import Drafter, lengths_up_to
 from fairseq_plugins.decoding.gpu.kernels.jacobi import draft_predictions, forget, keep_predictions
 from fairseq_plugins.decoding.gpu.search import Encoded, GreedySearch, Verified
+from fairseq_plugins.decoding.kernel_module import GivenDrafts
 
 _FILLED = 1024  # tokens of the pool that a program forgets
 

@@ -33,9 +33,17 @@ class Path:
         return 0 if self.gru_hidden is None else self.gru_hidden.outputs
 
 
-def path(ids: Tensor, before: Tensor | None, **layers: Linear | None) -> Path:
+def path(
+    ids: Tensor,
+    before: Tensor | None,
+    after: Linear | None,
+    gru_hidden: Linear | None,
+    gru_token: Linear | None,
+    gru_recurrent: Linear | None,
+    to_rank: Linear | None,
+) -> Path:
     """Return a path, as the compiled module's `Path`."""
-    return Path(ids.to(torch.int32), before, **layers)
+    return Path(ids.to(torch.int32), before, after, gru_hidden, gru_token, gru_recurrent, to_rank)
 
 
 class PathMemory:

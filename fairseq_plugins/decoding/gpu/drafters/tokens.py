@@ -9,7 +9,7 @@ from fairseq_plugins.decoding.gpu.drafters.path import Path
 from fairseq_plugins.decoding.gpu.drafters.trained import MaskWeights, TrainedDrafter
 from fairseq_plugins.decoding.gpu.search import Encoded, EncoderRunner, GreedySearch, Verified
 from fairseq_plugins.decoding.gpu.weights import Transformer
-from fairseq_plugins.decoding.native import NotNative
+from fairseq_plugins.decoding.kernel_module import Unsupported
 
 
 class TokenDrafter(TrainedDrafter):
@@ -36,7 +36,7 @@ class TokenDrafter(TrainedDrafter):
         width: int,
     ) -> None:
         if not caches_prefix:
-            raise NotNative("--drafter-attention full: every draft would run the whole prefix again")
+            raise Unsupported("--drafter-attention full: every draft would run the whole prefix again")
         super().__init__(model, path, mask, width)
         self.own_encoder = encoder
         self.is_fallback = False  # whether another drafter drafts in some iterations

@@ -29,7 +29,7 @@ struct OutputHead {
 // Options of a call that decodes.
 struct RunOptions {
     int64_t iterations = -1;              // maximum for each sentence; negative for no limit
-    int64_t min_sentences = 1;            // of a thread's micro-batch
+    int64_t min_sentences = 8;            // of a thread's micro-batch
     int64_t micro_batch_rows = 1;         // rows for which a micro-batch gets more sentences than that
     std::function<void()> check_signals;  // throws to interrupt the call; may be empty
 

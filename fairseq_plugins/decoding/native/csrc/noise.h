@@ -1,5 +1,5 @@
-// The noise of sampling: a Gumbel number for each token. fairseq_plugins/decoding/reference/noise.py defines it; these are the
-// same bits.
+// The noise of sampling: a Gumbel number for each token. fairseq_plugins/decoding/reference/noise.py defines it; these
+// are the same bits.
 
 #pragma once
 

@@ -4,18 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq_plugins.decoding.decoded import Hypothesis
 from fairseq_plugins.decoding.reference.repetition import forbid_repetition
 from fairseq_plugins.decoding.reference.rows import from_host
 from fairseq_plugins.decoding.reference.search.strategy import SearchStrategy
-from fairseq_plugins.decoding.reference.state import (
-    BeamAdvance,
-    Beams,
-    Candidates,
-    DecodingState,
-    Draft,
-    Hypothesis,
-    Selection,
-)
+from fairseq_plugins.decoding.reference.state import BeamAdvance, Beams, Candidates, DecodingState, Draft, Selection
 from fairseq_plugins.errors import ConfigurationError
 
 

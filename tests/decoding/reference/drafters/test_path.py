@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding.method import MethodContext, NativeMethod
+from fairseq_plugins.decoding.method import KernelMethod, MethodContext
 from fairseq_plugins.decoding.native import kernels
 from fairseq_plugins.decoding.reference.drafters import Drafter
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.state import DecodingState, Draft
-from fairseq_plugins.decoding.trained_drafter import native_drafter
+from fairseq_plugins.decoding.trained_drafter import kernel_drafter
 from tests.strategies import UNSHRUNK, example_count
 from tests.support import (
     Options,
@@ -91,12 +91,12 @@ def test_kernels_choose_the_same_path_as_pytorch(
 
     policy = kernels().Policy(width, always_drafts=True)
 
-    def build(context: MethodContext, options: Any) -> NativeMethod:
+    def build(context: MethodContext, options: Any) -> KernelMethod:
         assert context.weights is not None
         accept = kernels().accept_top_beta(options.top_beta, options.tau)
-        return NativeMethod(context.weights, native_drafter(context, options), accept, policy)
+        return KernelMethod(context.weights, kernel_drafter(context, options), accept, policy)
 
-    how.spec = replace(how.spec, build_native=build)
+    how.spec = replace(how.spec, build_kernels=build)
     ours, same = decode([verifier], task, sample, how, drafter, **search)
     assert_same_output(ours, expected)
     assert [sentence.emitted for sentence in same] == [sentence.emitted for sentence in stats]

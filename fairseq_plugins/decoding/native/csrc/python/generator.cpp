@@ -11,25 +11,31 @@
 namespace spec_dec {
 namespace {
 
+// Rows of a thread's micro-batch. Too few make matrix products slow. Too many push a narrow model's weights out of the
+// cache; a wide model's weights do not fit into it anyway.
+constexpr int NARROW = 256;
+constexpr int64_t ROWS_IF_NARROW = 24, ROWS = 128;
+
+using Head = std::pair<SharedLinear, SharedLinear>;
 using GivenDrafts = std::vector<std::vector<std::vector<int64_t>>>;  // of each sentence, as token ids
 
 // A method with its models. Its memory is reused for each batch.
 class Generator {
 public:
-    Generator(std::shared_ptr<Transformer> encoder, std::shared_ptr<Transformer> verifier, SharedLinear expand,
-              SharedLinear shrink, std::shared_ptr<Drafter> drafter, std::shared_ptr<const Acceptance> acceptance,
-              std::shared_ptr<Policy> policy, int64_t beam, int64_t min_sentences, int64_t micro_batch_rows)
+    Generator(std::shared_ptr<Transformer> encoder, std::shared_ptr<Transformer> verifier,
+              std::shared_ptr<Drafter> drafter, std::shared_ptr<const Acceptance> acceptance,
+              std::shared_ptr<Policy> policy, std::optional<Head> head, int64_t beam)
         : encoder(std::move(encoder)),
           verifier(verifier),
           policy(policy),
           beam(beam),
-          greedy(verifier, {expand, shrink}, std::move(drafter), std::move(acceptance), policy),
+          greedy(verifier, head ? OutputHead{head->first, head->second} : OutputHead{}, std::move(drafter),
+                 std::move(acceptance), policy),
           search(verifier, std::max<int64_t>(beam, 1)) {
         require(verifier && verifier->projection && verifier->layers[0].cross_query, "a generator needs a decoder");
         require(beam <= 0 || 2 * beam + 2 <= verifier->projection->outputs, "the beam is too wide for the vocabulary");
-        check_head(expand, shrink, beam > 0);
-        options.min_sentences = min_sentences;
-        options.micro_batch_rows = micro_batch_rows;
+        if (head) check_head(head->first, head->second);
+        options.micro_batch_rows = verifier->width <= NARROW ? ROWS_IF_NARROW : ROWS;
         greedy.profile();
         options.check_signals = [] {
             nb::gil_scoped_acquire lock;
@@ -111,18 +117,17 @@ public:
         return std::all_of(batch.finished.begin(), batch.finished.end(), [](uint8_t ended) { return ended != 0; });
     }
 
-    // Returns tokens and log-probabilities of all outputs, concatenated, their lengths, and emitted tokens by
-    // iteration.
-    auto outputs() const {
-        std::vector<int64_t> tokens;
-        std::vector<float> log_probs;
+    // Returns for each sentence its tokens, their log-probabilities, and emitted tokens by iteration.
+    nb::list outputs() const {
+        nb::list result;
         for (int64_t b = 0; b < batch.sentences(); ++b) {
             const int64_t begin = b * batch.columns + 1, end = begin + batch.lengths[b];
-            tokens.insert(tokens.end(), batch.tokens.begin() + begin, batch.tokens.begin() + end);
-            log_probs.insert(log_probs.end(), batch.log_probs.begin() + begin, batch.log_probs.begin() + end);
+            result.append(nb::make_tuple(
+                as_numpy(std::vector<int64_t>(batch.tokens.begin() + begin, batch.tokens.begin() + end)),
+                as_numpy(std::vector<float>(batch.log_probs.begin() + begin, batch.log_probs.begin() + end)),
+                batch.emitted[b]));
         }
-        return std::make_tuple(as_numpy(std::move(tokens)), as_numpy(std::move(log_probs)), batch.lengths,
-                               batch.emitted);
+        return result;
     }
 
     // Returns for each sentence the tokens that the last call of `run` emitted, the numbers of drafted and of accepted
@@ -141,7 +146,7 @@ public:
 
     // Returns for each sentence its hypotheses (tokens, log-probabilities, score) in the order in which they ended, and
     // its number of steps.
-    auto run_beams() {
+    nb::list run_beams() {
         require(is_ready && beam > 0, "no batch for a beam search has begun");
         std::vector<int64_t> steps;
         std::vector<std::vector<Hypothesis>> found;
@@ -150,10 +155,10 @@ public:
             found = search.run(batch, options, steps);
         }
         nb::list result;
-        for (auto& hypotheses : found) {
-            result.append(to_list(std::move(hypotheses)));
+        for (size_t b = 0; b < found.size(); ++b) {
+            result.append(nb::make_tuple(to_list(std::move(found[b])), steps[b]));
         }
-        return std::make_pair(result, steps);
+        return result;
     }
 
     // Opens a continuous batch, of which each thread decodes sentences until `close`.
@@ -264,11 +269,10 @@ private:
         is_ready = false;
     }
 
-    void check_head(const SharedLinear& expand, const SharedLinear& shrink, bool searches_beams) const {
-        require((expand != nullptr) == (shrink != nullptr), "a head has two layers");
-        if (!expand) return;
+    void check_head(const SharedLinear& expand, const SharedLinear& shrink) const {
         const int width = verifier->width;
-        require(!searches_beams, "a beam search has no head");
+        require(expand && shrink, "a head has two layers");
+        require(beam <= 0, "a beam search has no head");
         require(expand->inputs == width && shrink->inputs == expand->outputs && shrink->outputs == width,
                 "the head does not fit the decoder");
     }
@@ -291,14 +295,14 @@ private:
 void bind_generator(nb::module_& m) {
     nb::exception<std::domain_error>(m, "EosForbidden", PyExc_ValueError);
     nb::class_<Generator>(m, "Generator")
-        .def(nb::init<std::shared_ptr<Transformer>, std::shared_ptr<Transformer>, SharedLinear, SharedLinear,
-                      std::shared_ptr<Drafter>, std::shared_ptr<const Acceptance>, std::shared_ptr<Policy>, int64_t,
-                      int64_t, int64_t>(),
-             nb::kw_only(), "encoder"_a.none(), "verifier"_a, "expand"_a.none(), "shrink"_a.none(), "drafter"_a.none(),
-             "acceptance"_a.none(), "policy"_a.none(), "beam"_a, "min_sentences"_a, "micro_batch_rows"_a)
+        .def(nb::init<std::shared_ptr<Transformer>, std::shared_ptr<Transformer>, std::shared_ptr<Drafter>,
+                      std::shared_ptr<const Acceptance>, std::shared_ptr<Policy>, std::optional<Head>, int64_t>(),
+             nb::kw_only(), "encoder"_a.none(), "verifier"_a, "drafter"_a = nb::none(), "acceptance"_a = nb::none(),
+             "policy"_a = nb::none(), "head"_a = nb::none(), "beam"_a = 0)
         .def("begin", &Generator::begin, "source"_a, nb::kw_only(), "pad"_a, "unk"_a, "eos"_a, "first_token"_a,
-             "min_len"_a, "max_len"_a, "unk_penalty"_a, "temperature"_a, "prefix"_a.none(), "drafts"_a = GivenDrafts(),
-             "encoded"_a.none(), "embedding"_a.none(), "noise_keys"_a.none() = nb::none(), "topk"_a = 0, "topp"_a = 0)
+             "min_len"_a, "max_len"_a, "unk_penalty"_a, "temperature"_a, "prefix"_a = nb::none(),
+             "drafts"_a = GivenDrafts(), "encoded"_a = nb::none(), "embedding"_a = nb::none(),
+             "noise_keys"_a = nb::none(), "topk"_a = 0, "topp"_a = 0)
         .def("run", &Generator::run, "iterations"_a = -1)
         .def("outputs", &Generator::outputs)
         .def("last_iteration", &Generator::last_iteration)

@@ -71,14 +71,14 @@ void bind_layers(nb::module_& m) {
             },
             "x"_a, "Apply to x [R, inputs]; return R * outputs numbers.");
     m.def("linear", &linear, "weight"_a, "bias"_a.none(), "scale"_a.none(), "format"_a, "batch_invariant"_a);
-    nb::class_<Norm>(m, "Norm")
-        .def(nb::init<>())
-        .def(
-            "__init__",
-            [](Norm* self, const Array<float, 1>& weight, const Array<float, 1>& bias, float epsilon) {
-                new (self) Norm{floats(weight), floats(bias), epsilon};
-            },
-            "weight"_a, "bias"_a, "epsilon"_a);
+    nb::class_<Norm>(m, "Norm").def(
+        "__init__",
+        [](Norm* self, const Maybe<float, 1>& weight, const Maybe<float, 1>& bias, float eps) {
+            require(weight.has_value() == bias.has_value(), "a norm has weights and biases, or none");
+            new (self)
+                Norm{weight ? floats(*weight) : std::vector<float>(), bias ? floats(*bias) : std::vector<float>(), eps};
+        },
+        "weight"_a = nb::none(), "bias"_a = nb::none(), "eps"_a = 0.0f);
     nb::class_<Layer>(m, "Layer")
         .def(nb::init<>())
         .def_rw("heads", &Layer::heads)

@@ -1,0 +1,293 @@
+"""The interface of a module of kernels: methods describe themselves against it, whichever module runs them.
+
+Two modules offer it: the compiled one for CPUs (native/csrc/python) and Triton's for GPUs (gpu/__init__.py). mypy
+checks the second one, tests/decoding/test_kernel_module.py both. `csrc/drafter.h` says what a batch and a draft are.
+The converters of weights (kernel_weights.py) also call their own module's `linear`, which depends on its formats.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from torch import Tensor
+
+# What a module makes and gives to itself. Modules do not read each other's objects, so that these have no common type.
+AnyLinear: TypeAlias = Any
+AnyNorm: TypeAlias = Any
+AnyTransformer: TypeAlias = Any
+AnyPath: TypeAlias = Any
+AnyMaskWeights: TypeAlias = Any
+AnyDrafter: TypeAlias = Any
+AnyAcceptance: TypeAlias = Any
+
+FoundOutput = tuple[np.ndarray, np.ndarray, list[int]]
+"""Tokens [N] (int64) and log-probabilities [N] of an output, and the number of tokens that each iteration emitted."""
+FoundHypothesis = tuple[np.ndarray, np.ndarray, float]
+"""Tokens [N] (int64), log-probabilities [N] and score of a hypothesis."""
+GivenDrafts = Sequence[Sequence[Sequence[int]]]
+"""Token ids of the drafts of each sentence."""
+
+
+class Unsupported(Exception):
+    """A module of kernels does not support something; the message is the reason, in a few words."""
+
+
+class Activations(Protocol):
+    """The enumeration of activation functions."""
+
+    @property
+    def RELU(self) -> Any: ...
+    @property
+    def GELU(self) -> Any: ...
+    @property
+    def SILU(self) -> Any: ...
+
+
+class Lookups(Protocol):
+    """The enumeration of places to copy from, after a suffix of the output has been matched."""
+
+    @property
+    def UNIQUE(self) -> Any:
+        """The source; only a match that occurs once counts (Aggressive Decoding, Algorithm 1)."""
+
+    @property
+    def RECENT(self) -> Any:
+        """Source and output so far; of the longest matches, the last."""
+
+    @property
+    def NEAREST(self) -> Any:
+        """Given drafts; long matches near the expected position score best."""
+
+
+class KernelLayer(Protocol):
+    """A layer of a Transformer; without `cross_query` it has no cross-attention."""
+
+    heads: int
+    normalize_before: bool
+    activation: Any
+    self_qkv: AnyLinear
+    self_out: AnyLinear
+    self_norm: AnyNorm
+    cross_query: AnyLinear
+    cross_key_value: AnyLinear
+    cross_out: AnyLinear
+    cross_norm: AnyNorm
+    fc1: AnyLinear
+    fc2: AnyLinear
+    final_norm: AnyNorm
+
+
+class KernelPolicy(Protocol):
+    """Chooses whether to draft, how many tokens, and which of them to verify."""
+
+    def learn(self, drafted: Tensor, accepted: Tensor) -> None:
+        """Add counts [W, bins], in double precision, of drafts that were verified in full."""
+
+
+class KernelReplayedDrafter(Protocol):
+    """A drafter that runs, but whose tokens are replaced, to benchmark with simulated drafts."""
+
+    def replay(self, tokens: Tensor) -> None:
+        """Set the tokens [B, T] to draft at each position of the outputs of the next batch."""
+
+
+class KernelGenerator(Protocol):
+    """Decodes batches with a method. Its memory is reused for each batch."""
+
+    def begin(
+        self,
+        source: Tensor,
+        *,
+        pad: int,
+        unk: int,
+        eos: int,
+        first_token: int,
+        min_len: int,
+        max_len: int,
+        unk_penalty: float,
+        temperature: float,
+        prefix: Tensor | None = ...,
+        drafts: GivenDrafts = ...,
+    ) -> None:
+        """Begin a batch of sources [B, S], padded, with the limits of `Constraints`.
+
+        Raises:
+            ValueError: for lengths or symbols that are out of range.
+        """
+
+    def run(self, iterations: int = ...) -> bool:
+        """Decode until all sentences have ended, at most `iterations` (negative: no limit); return whether all have."""
+
+    def outputs(self) -> list[FoundOutput]:
+        """Return the output of each sentence."""
+
+    def last_iteration(self) -> list[tuple[list[int], int, int, bool]]:
+        """Return for each sentence the tokens of the last `run`; drafted and accepted tokens of its last iteration;
+        whether it has ended."""
+
+    def run_beams(self) -> list[tuple[list[FoundHypothesis], int]]:
+        """Decode by beam search; return the hypotheses of each sentence as they ended, and its number of steps.
+
+        Raises:
+            KernelModule.EosForbidden: if EOS is forbidden at the maximum length, where a hypothesis must end.
+        """
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of each part, since the generator was made."""
+
+
+class KernelModule(Protocol):
+    """A module of kernels."""
+
+    @property
+    def Activation(self) -> Activations: ...
+    @property
+    def Lookup(self) -> Lookups: ...
+    @property
+    def EosForbidden(self) -> type[ValueError]: ...
+
+    # ------------------------------------------------------------------------------------------------ weights
+
+    def Norm(self, weight: Tensor | None = ..., bias: Tensor | None = ..., eps: float = ...) -> AnyNorm:
+        """Return a layer normalisation over the last dimension; without weights, none."""
+
+    def Layer(self) -> KernelLayer:
+        """Return a layer, whose attributes are to be set."""
+
+    def transformer(
+        self,
+        layers: Any,
+        embedding: Tensor,
+        scale: float,
+        positions: Tensor | None,
+        positions_every_layer: bool,
+        embedding_norm: AnyNorm,
+        final_norm: AnyNorm,
+        projection: AnyLinear | None,
+    ) -> AnyTransformer:
+        """Return an encoder or decoder.
+
+        Args:
+            layers: sequence of what `Layer` returned.
+            embedding: [V, D].
+            scale: factor of the embeddings.
+            positions: [P, D]; None for none.
+            positions_every_layer: add positions to the input of every layer.
+            embedding_norm, final_norm: of the input, and of the output of pre-norm layers.
+            projection: to the vocabulary; None in an encoder.
+        """
+
+    def Path(
+        self,
+        ids: Tensor,
+        before: Tensor | None,
+        after: AnyLinear | None,
+        gru_hidden: AnyLinear | None,
+        gru_token: AnyLinear | None,
+        gru_recurrent: AnyLinear | None,
+        to_rank: AnyLinear | None,
+    ) -> AnyPath:
+        """Return the layers that choose a draft's tokens from their scores (reference/drafters/path.py)."""
+
+    def MaskWeights(self, vector: Tensor, copy_attention: AnyLinear | None, positions: Tensor | None) -> AnyMaskWeights:
+        """Return the mask embedding of a trained drafter: `vector` [D], plus a soft copy of the source, if given."""
+
+    # ----------------------------------------------------------------------------------------------- drafters
+
+    def feature_drafter(
+        self,
+        model: AnyTransformer,
+        path: AnyPath,
+        mask: AnyMaskWeights,
+        layers: Sequence[int],
+        reader: AnyLinear,
+        projections: Any,
+        width: int,
+    ) -> AnyDrafter:
+        """Make a drafter that reads states of the verifier (--drafter-context features).
+
+        Args:
+            model: its decoder.
+            path, mask: its other weights.
+            layers: layers of the verifier whose states are read, 0 for the embedding.
+            reader: from these states, concatenated, to the context of each layer and an input.
+            projections: of the context of each layer, to keys and values; empty if fused into `reader`.
+            width: longest draft.
+        """
+
+    def token_drafter(
+        self,
+        model: AnyTransformer,
+        encoder: AnyTransformer | None,
+        path: AnyPath,
+        mask: AnyMaskWeights,
+        caches_prefix: bool,
+        width: int,
+    ) -> AnyDrafter:
+        """Make a drafter that reads tokens (GAD, section 3.1); `encoder` is None if it shares the verifier's."""
+
+    def CopyDrafter(self, lookup: Any, max_match: int, width: int = ...) -> AnyDrafter:
+        """Make a drafter that copies a text after the longest match, of at most `max_match` tokens."""
+
+    def jacobi_drafter(self, block: int, window_ratio: float, length: int, initial: int, pool: int) -> AnyDrafter:
+        """Make a drafter by fixed-point iteration (Santilli et al. 2023, Algorithms 1 to 3).
+
+        Args:
+            block: positions solved in parallel; 0 for `window_ratio` times the longest source.
+            window_ratio: see `block`.
+            length: of an output from which decoding is greedy; negative for never.
+            initial: token that begins each position; negative for the source token there.
+            pool: size of the pool of bigrams, which is that of the vocabulary; 0 for none.
+        """
+
+    def heads_drafter(self, expand: AnyLinear, shrink: AnyLinear, projection: AnyLinear) -> AnyDrafter:
+        """Make a drafter of heads on the verifier (Stern et al. 2018).
+
+        Args:
+            expand: their common hidden layer.
+            shrink: the output layers of the heads 2, 3, ..., one after the other.
+            projection: to the vocabulary.
+        """
+
+    def fallback_drafter(self, first: AnyDrafter, second: AnyDrafter) -> AnyDrafter:
+        """Make a drafter that drafts with `second` where `first` drafts nothing."""
+
+    def ReplayedDrafter(self, inner: AnyDrafter, probability: float) -> KernelReplayedDrafter:
+        """Make a drafter with replaced tokens; a policy takes `probability` as that of each."""
+
+    # --------------------------------------------------------------------------------------- rules and loop
+
+    def accept_top_beta(self, beta: int, tau: float) -> AnyAcceptance:
+        """Accept a token among the best `beta` whose log-probability is at most `tau` below the best (GAD eq. 8-9)."""
+
+    def accept_within_distance(self, epsilon: float, values: Tensor) -> AnyAcceptance:
+        """Accept a number at most `epsilon` away from the best one; `values` [V] has NaN for other tokens."""
+
+    def accept_at_least(self, block: int, rule: AnyAcceptance | None) -> AnyAcceptance:
+        """Accept the first `block` - 1 tokens of a draft always, and others by a rule (None: exact)."""
+
+    def Policy(self, width: int, always_drafts: bool = ...) -> KernelPolicy:
+        """Return a policy for drafts of up to `width` tokens; `always_drafts` is for counting how many survive."""
+
+    def Generator(
+        self,
+        *,
+        encoder: AnyTransformer | None,
+        verifier: AnyTransformer,
+        drafter: AnyDrafter | None = ...,
+        acceptance: AnyAcceptance | None = ...,
+        policy: Any = ...,
+        head: Any = ...,
+        beam: int = ...,
+    ) -> KernelGenerator:
+        """Make a generator.
+
+        Args:
+            encoder: None if sources are encoded elsewhere.
+            verifier: a decoder.
+            drafter: None to decode one token at a time.
+            acceptance: a relaxed rule; None for exact acceptance.
+            policy: what `Policy` returned; None to verify each drafted token.
+            head: two layers before the projection (head 1 of blockwise decoding); None for none.
+            beam: most hypotheses of a sentence; 0 for greedy search.
+        """
