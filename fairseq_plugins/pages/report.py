@@ -185,6 +185,9 @@ def _summary(
             f" Sentences were decoded in batches of {shown} to {batches[-1]}, and each carries an equal share of its "
             "batch's time: for latency, decode with `--batch-size 1`."
         )
+    traced = [plain(run.label) for run in runs if run.origin is not None and "--trace-file" in run.origin[1]]
+    if traced:
+        note += f" Of {', '.join(traced)} it includes tracing: take times from a run without `--trace-file`."
     headers = ["milliseconds", "mean", *(f"p{percentile}" for percentile in PERCENTILES)]
     report.section("Latency", table(latency, headers, "pipe"), note)
 

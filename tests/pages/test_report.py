@@ -322,7 +322,7 @@ def test_errors(runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_report_names_commands_and_machines(runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["fairseq-generate", "--path", "verifier.pt"])
+    monkeypatch.setattr(sys, "argv", ["fairseq-generate", "--path", "verifier.pt", "--trace-file", "t"])
     monkeypatch.delattr(sys, "last_type", raising=False)
     stats = DecodingStats("gad", str(tmp_path / "new.jsonl"))
     stats.record([_sentence(n, [2, 5]) for n in range(3)], 1.0)
@@ -330,7 +330,8 @@ def test_report_names_commands_and_machines(runs: list[str], tmp_path: Path, mon
     arguments = [str(tmp_path / "new.jsonl"), runs[0], "--output", str(tmp_path / "out")]
     assert report.main(arguments) == 0
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
-    assert f"\n\nnew: {report.plain(machine())}\n\n    fairseq-generate --path verifier.pt\n\n" in text
+    assert f"\n\nnew: {report.plain(machine())}\n\n    fairseq-generate --path verifier.pt --trace-file t\n\n" in text
+    assert "Of new it includes tracing: take times from a run without `--trace-file`." in text
     assert "\n\ngreedy: not in its statistics, of an earlier version\n\n" in text
     command = text.split(f"this report: {datetime.date.today().isoformat()}\n\n")[1].split("\n\n")[0]
     assert max(map(len, command.splitlines())) < 200 and shlex.split(command.replace("\\\n", "")) == [

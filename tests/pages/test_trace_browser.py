@@ -170,6 +170,7 @@ def test_opens_where_tokens_are_accepted_before_a_rejection(opened: Page, tmp_pa
     # Pieces of a word stand together, without their marks.
     assert opened.texts("#output .token") == ["star", "ring", "three", "</s>"]
     assert opened.texts("#output .joined") == ["ring"]
+    assert opened.script("return document.getElementById('output').children.length") == 3  # words, kept on a line
     star, ring, three = (
         opened.script(f"return document.querySelectorAll('#output .token')[{i}].getBoundingClientRect().toJSON()")
         for i in range(3)
