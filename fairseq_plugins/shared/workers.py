@@ -149,11 +149,15 @@ def start_processes(count: int, module: str, argv: Sequence[str]) -> None:
     arguments = ["--standalone", "--nproc-per-node", str(count), "-m", module, *argv]
     with tempfile.TemporaryDirectory(prefix="spec-dec-") as folder:
         failures = Path(folder, "failures")
-        os.environ |= {_PARENT: str(os.getpid()), FAILURES: str(failures)}
+        variables = {_PARENT: str(os.getpid()), FAILURES: str(failures)}
+        if "OMP_NUM_THREADS" not in os.environ:
+            # A share of the cores each; torchrun would set 1, and warn of it.
+            variables["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // count))
+        os.environ |= variables
         try:
             _run_torchrun(arguments, count)
         finally:
-            for variable in (_PARENT, FAILURES):
+            for variable in variables:
                 del os.environ[variable]
         if failures.exists():
             set_failed()

@@ -67,6 +67,19 @@ def test_processes_that_are_ended_together(
     assert status == 128 + number and capsys.readouterr().err == expected
 
 
+@pytest.mark.parametrize("given", [None, "7"])
+def test_processes_share_the_cores(given: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun would give each process one thread, and warn of it in four lines."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    threads = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(9)))
+    monkeypatch.setattr("torch.distributed.run.main", lambda _: threads.append(os.environ["OMP_NUM_THREADS"]))
+    start_processes(2, "module", [])
+    assert threads == [given or "4"] and os.environ.get("OMP_NUM_THREADS") == given
+
+
 def test_workers_end_with_a_killed_parent() -> None:
     reads, writes = os.pipe()
     parent = os.fork()
