@@ -201,6 +201,7 @@ setup(
             "babel>=2.12",
             "beautifulsoup4>=4.12",
             "fastapi>=0.165",
+            "fastapi-offline>=1.7",
             "httptools>=0.6",
             "prometheus_client>=0.20",
             "python-multipart>=0.0.9",

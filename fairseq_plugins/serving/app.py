@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
@@ -72,7 +73,8 @@ def make_app(models: list[ServedModel], settings: Settings) -> FastAPI:
         loading.cancel()
         await asyncio.gather(*(asyncio.to_thread(model.close) for model in models))
 
-    app = FastAPI(
+    app = FastAPIOffline(
+        redoc_url=None,
         title="spec-dec-serve",
         version=__version__,
         description="Translation with LibreTranslate's interface, and `/v1/translate` with all options of decoding.",

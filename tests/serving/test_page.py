@@ -103,6 +103,12 @@ def test_errors_are_shown_and_pass(page: Page, served: ServedModel) -> None:
     assert page.one("#error").text == ""
 
 
+def test_the_interface_is_documented_offline(page: Page, client: Client) -> None:
+    page.driver.get(f"{client.url}/docs")
+    wait(page, lambda: len(page.all(".opblock")) > 8)
+    assert "/v1/translate" in page.one("#swagger-ui").text
+
+
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_it_fits_screens_and_phones(page: Page, tmp_path: Path, width: int, height: int, theme: str) -> None:
