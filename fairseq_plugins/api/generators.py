@@ -161,7 +161,6 @@ class Generators:
 
 def configure(generator: Any, search: Search) -> None:
     """Set the options of a call in a generator."""
-    if search.samples:
-        generator.samples, generator.seed = search.beam, search.seed
+    generator.samples, generator.seed = search.beam if search.samples else 0, search.seed
     for name, value in search.options.items():
         setattr(generator, _ATTRIBUTES.get(name, name), not value if name == "unnormalized" else value)

@@ -22,6 +22,7 @@ class Job:
         source: [S], token ids with EOS.
         search: options.
         drafts: token ids of its drafts; None for none.
+        place: number of the sentence, by which samples differ.
         on_step: called with each iteration, in the service's thread; None for no streaming.
         future: gets the translation, or the error.
         output: token ids of the iterations so far, if it streams.
@@ -31,7 +32,8 @@ class Job:
     source: Tensor
     search: Search
     drafts: list[list[int]] | None
-    on_step: OnStep | None
+    place: int = 0
+    on_step: OnStep | None = None
     future: "Future[Translation]" = field(default_factory=Future)
     output: list[int] = field(default_factory=list)
 
@@ -49,6 +51,9 @@ class Engine(Protocol):
     """What decodes the jobs of a service; its `name` says how."""
 
     name: str
+
+    def takes(self, job: Job) -> bool:
+        """Return whether it can decode a job."""
 
     def admit(self, job: Job) -> None:
         """Add a job; raise ConfigurationError if it does not fit."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Literal, Unpack, overload
 
+import torch
 from torch import Tensor
 
 from fairseq_plugins.api import live
@@ -338,11 +339,12 @@ class Model(BatchDecoder):
             )
 
     def _stream(
-        self, source: Tensor, search: Search, drafts: Sequence[Sequence[int]] | None = None
+        self, source: Tensor, search: Search, drafts: Sequence[Sequence[int]] | None = None, place: int = 0
     ) -> Generator[Step, None, Translation]:
         generator = self._take(search)
         statistics = self._thread.statistics = CallStatistics()
         sample = self._session.batch(self._dataset([source]), [0])
+        sample["numbers"] = torch.tensor([place])
         if drafts is not None:
             sample["drafts"] = [drafts]
         iterations = self._session.steps(generator, sample)

@@ -4,7 +4,7 @@ import itertools
 import queue
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -37,7 +37,8 @@ class Service:
     """Translates sentences of many threads in one running batch; made by `Model.service`.
 
     A sentence starts as soon as there is room, with options of its own, and its translation is the one that it has
-    alone. Where a backend admits no sentences, waiting ones with equal options are decoded together, batch by batch.
+    alone. What the running batch of a backend does not take (docs/python.md) is decoded batch by batch, waiting
+    sentences with equal options together.
 
     Args:
         model: any.
@@ -66,15 +67,15 @@ class Service:
         self._lock = threading.Lock()
         self._is_closed = False
         self._all_ended = threading.Condition(self._lock)
-        self._engine: Engine
+        self._engines: list[Engine] = []  # the first one that takes a job decodes it
         try:
-            self._engine = ContinuousEngine(model, threads, max_beam)
-            self.engine = self._engine.name
+            self._engines.append(ContinuousEngine(model, threads, max_beam))
+            self.engine = self._engines[0].name
         except Unsupported as reason:
-            self._engine = WholeBatches(model)
             self.engine = f"whole batches: {reason}"
+        self._engines.append(WholeBatches(model))
         # Threads of the kernels must not outlive the interpreter.
-        self._finalizer = weakref.finalize(self, self._engine.close)
+        self._finalizer = weakref.finalize(self, _close, self._engines)
 
     def __enter__(self) -> "Service":
         return self
@@ -88,7 +89,13 @@ class Service:
         return len(self._jobs)
 
     def submit(
-        self, text: str, *, drafts: Drafts = None, on_step: OnStep | None = None, **options: Unpack[CallOptions]
+        self,
+        text: str,
+        *,
+        drafts: Drafts = None,
+        on_step: OnStep | None = None,
+        number: int = 0,
+        **options: Unpack[CallOptions],
     ) -> "Future[Translation]":
         """Begin to translate a sentence; return at once.
 
@@ -97,6 +104,7 @@ class Service:
             drafts: as for `Model.translate`.
             on_step: called with each iteration, in a thread of the service: it must not block. Not for decoders that
                 keep several hypotheses.
+            number: of the sentence, by which samples differ.
             options: see `CallOptions`; `batch_size` has no meaning here.
 
         Returns:
@@ -105,9 +113,9 @@ class Service:
         Raises:
             ServiceFull: if `max_sentences` have not ended.
             ServiceClosed: after `close`.
-            ConfigurationError: as for `Model.translate`; for a beam above `max_beam`.
+            ConfigurationError: as for `Model.translate`; for a beam, or a number of samples, above `max_beam`.
         """
-        job = self._job(text, drafts, on_step, options)
+        job = self._job(text, drafts, on_step, number, options)
         if len(job.source) == 1:
             if on_step is not None:
                 on_step(Step([], 0, 0, "", finished=True))
@@ -119,12 +127,13 @@ class Service:
             if len(self._jobs) >= self._max_sentences:
                 raise ServiceFull(f"{len(self._jobs)} sentences have not ended; try again later")
             self._jobs[job.number] = job
+        engine = next(engine for engine in self._engines if engine.takes(job))
         try:
-            self._engine.admit(job)
+            engine.admit(job)
         except BaseException:
             self._forget(job)
             raise
-        job.future.add_done_callback(lambda future: self._ended(job, future))
+        job.future.add_done_callback(lambda future: self._ended(job, engine, future))
         return job.future
 
     def stream(self, text: str, *, drafts: Drafts = None, **options: Unpack[SearchOptions]) -> Iterator[Step]:
@@ -165,22 +174,26 @@ class Service:
         self._finalizer()
         return has_ended
 
-    def _job(self, text: str, drafts: Drafts, on_step: OnStep | None, options: Any) -> Job:
+    def _job(self, text: str, drafts: Drafts, on_step: OnStep | None, place: int, options: Any) -> Job:
         model = self._model
         search = model._generators.search(options)
         if search.beam > self._max_beam:
-            raise ConfigurationError("--beam", search.beam, f"this service has beams up to {self._max_beam}")
+            raise ConfigurationError(
+                "--beam", search.beam, f"this service has beams and samples up to {self._max_beam}"
+            )
         if on_step is not None:
             model._check_streams()
+            if search.beam > 1:
+                raise ConfigurationError("--nbest", search.beam, "a stream is of one sample", "leave it out")
         source, ids = model._encode(text, "text"), None
         if drafts is not None:
             by_sentence = model._draft_ids(cut_texts([drafts], "drafts", model.tokenize), 1)
             ids = None if by_sentence is None else by_sentence[0]
-        return Job(next(self._numbers), source, search, ids, on_step)
+        return Job(next(self._numbers), source, search, ids, place, on_step)
 
-    def _ended(self, job: Job, future: "Future[Translation]") -> None:
+    def _ended(self, job: Job, engine: Engine, future: "Future[Translation]") -> None:
         if future.cancelled() or isinstance(future.exception(), (ServiceClosed, CancelledError)):
-            self._engine.cancel(job)
+            engine.cancel(job)
         self._forget(job)
 
     def _forget(self, job: Job) -> None:
@@ -188,3 +201,8 @@ class Service:
             self._jobs.pop(job.number, None)
             if not self._jobs:
                 self._all_ended.notify_all()
+
+
+def _close(engines: Iterable[Engine]) -> None:
+    for engine in engines:
+        engine.close()

@@ -1,11 +1,15 @@
 """The engines of a service: a running batch of the backend, or whole batches one after the other."""
 
+import itertools
 import threading
 from collections import deque
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from fairseq.utils import extract_hard_alignment
 from torch import Tensor
 
 from fairseq_plugins.api.generators import configure
@@ -16,7 +20,10 @@ from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.decoded import Decoded, StepOutput
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.kernel_module import Unsupported
+from fairseq_plugins.decoding.reference.alignment import align
+from fairseq_plugins.decoding.reference.sampling import Sampling, group_samples
 from fairseq_plugins.decoding.running_batch import RunningBatch
+from fairseq_plugins.decoding.search_numbers import check_search_numbers
 from fairseq_plugins.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -26,16 +33,33 @@ _MAX_POSITIONS = 4096  # of sources and outputs of models without a limit
 _POLL_SECONDS = 0.5
 
 
+@dataclass
+class _Admitted:
+    """A job in a running batch.
+
+    Attributes:
+        job: the job.
+        sample: its batch, of one sentence, or of as many as it draws samples.
+        numbers: that name them in events.
+        decoded: those that have ended, by number.
+    """
+
+    job: Job
+    sample: dict[str, Any]
+    numbers: list[int]
+    decoded: dict[int, Decoded] = field(default_factory=dict)
+
+
 class ContinuousEngine:
     """Decodes jobs in a running batch; raises Unsupported if the backend has none."""
 
     def __init__(self, model: "Model", threads: int | None, max_beam: int) -> None:
         self._model, self._session = model, model._session
         self._lock = threading.Lock()
-        self._jobs: dict[int, Job] = {}
+        # Samples of a job are sentences of the batch, each with a number of its own.
+        self._numbers = itertools.count()
+        self._jobs: dict[int, _Admitted] = {}
         self._is_closed = False
-        if model._generators.search({}).samples:
-            raise Unsupported("sampling, whose sentences are decoded in turn")
         with model._turn():
             generator = model._generators.batch_invariant(max_beam)
             if not isinstance(generator, DraftVerifyGenerator):
@@ -52,40 +76,54 @@ class ContinuousEngine:
                 min(self._session.max_positions[0], _MAX_POSITIONS),
             )
             self.name = f"continuous batches, {generator.backend.name}: {generator.backend.reason}"
+        # Aligning takes longer than reporting what others wait for.
+        self._aligner = ThreadPoolExecutor(1, "aligner")
         self._thread = threading.Thread(target=self._deliver, name="service", daemon=True)
         self._thread.start()
 
+    def takes(self, job: Job) -> bool:
+        return self._batch.samples or not job.search.samples
+
     def admit(self, job: Job) -> None:
-        default = self._model._generators.search({})
-        if job.search.drawing != default.drawing:
-            raise ConfigurationError(
-                "sampling, temperature", None, "are not for single calls of a service", "give them to load"
-            )
-        if job.search.alignments:
-            raise ConfigurationError("--alignments", None, "is not for a service", "use translate")
+        drawing = job.search.drawing
         with self._lock, python_errors():
+            check_search_numbers(SimpleNamespace(**drawing))
             configure(self._generator, job.search)
-            sample, limits, first_token = self._request(job.source, job.drafts)
+            sample, limits, first_token = self._request(job.source, job.drafts, job.place)
         assert first_token == self._first_token
-        self._jobs[job.number] = job
-        try:
-            self._batch.admit(job.number, sample, limits, job.search.beam, job.on_step is not None)
-        except ValueError as error:
-            self._jobs.pop(job.number, None)
-            raise ConfigurationError(None, None, str(error), "shorten the sentence, or lower its limits") from error
+        topk, topp = (max(drawing[f"sampling_{name}"], 0) for name in ("topk", "topp"))
+        sampling = Sampling(topk, topp, drawing["temperature"])
+        keys: list[list[int]] = sample["noise_keys"].tolist() if job.search.samples else [[]]
+        beam = 1 if job.search.samples else job.search.beam
+        admitted = _Admitted(job, sample, [next(self._numbers) for _ in keys])
+        for number, key in zip(admitted.numbers, keys, strict=True):
+            self._jobs[number] = admitted
+            try:
+                self._batch.admit(number, sample, limits, beam, job.on_step is not None, sampling, key)
+            except ValueError as error:
+                self._drop(admitted)
+                raise ConfigurationError(None, None, str(error), "shorten the sentence, or lower its limits") from error
 
     def cancel(self, job: Job) -> None:
-        self._jobs.pop(job.number, None)
-        if not self._is_closed:
-            self._batch.cancel(job.number)
+        for admitted in list(self._jobs.values()):
+            if admitted.job is job:
+                self._drop(admitted)
 
     def close(self) -> None:
         self._is_closed = True
         self._batch.close()
+        self._aligner.shutdown(cancel_futures=True)
         if self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _request(self, source: Tensor, drafts: list[list[int]] | None) -> tuple[dict[str, Any], Constraints, int]:
+    def _drop(self, admitted: "_Admitted") -> None:
+        for number in admitted.numbers:
+            if self._jobs.pop(number, None) is not None and not self._is_closed:
+                self._batch.cancel(number)
+
+    def _request(
+        self, source: Tensor, drafts: list[list[int]] | None, place: int = 0
+    ) -> tuple[dict[str, Any], Constraints, int]:
         """Return the arguments of a backend for a sentence, with the prefix and first token of the task."""
         if self._arguments is None:
             sample = self._session.batch(self._model._dataset([source]), [0])
@@ -93,6 +131,7 @@ class ContinuousEngine:
         else:
             inputs = {"src_tokens": source[None], "src_lengths": torch.tensor([len(source)])}
             sample, arguments = {"id": torch.zeros(1, dtype=torch.long), "net_input": inputs}, self._arguments
+        sample["numbers"] = torch.tensor([place])
         if drafts is not None:
             sample["drafts"] = [drafts]
         return self._generator.request(sample, **arguments)
@@ -119,26 +158,60 @@ class ContinuousEngine:
                 self._report(*event)
 
     def _report(self, number: int, result: StepOutput | Decoded | Exception) -> None:
-        job = self._jobs.get(number)
-        if job is None:
+        admitted = self._jobs.get(number)
+        if admitted is None:
             return
+        job = admitted.job
         try:
             if isinstance(result, StepOutput):
                 assert job.on_step is not None
                 job.on_step(self._model._step(result, job.output))
                 return
-            job.end(result if isinstance(result, Exception) else self._translation(job, result))
+            if isinstance(result, Exception):
+                raise result
         except Exception as error:
-            # Of a caller's function, or of a text that cannot be joined: it harms this sentence only.
+            # Of the sentence, or of a caller's function: it harms this sentence only.
+            self._drop(admitted)
             job.end(error)
+            return
         self._jobs.pop(number, None)
+        admitted.decoded[number] = result
+        if len(admitted.decoded) < len(admitted.numbers):
+            return
+        if job.search.alignments:
+            self._aligner.submit(self._end, admitted)
+        else:
+            self._end(admitted)
 
-    def _translation(self, job: Job, decoded: Decoded) -> Translation:
+    def _end(self, admitted: "_Admitted") -> None:
+        try:
+            admitted.job.end(self._translation(admitted))
+        except Exception as error:  # of a text that cannot be joined, or a model that aligns nothing
+            admitted.job.end(error)
+
+    def _translation(self, admitted: "_Admitted") -> Translation:
+        model, search = self._model, admitted.job.search
+        decoded = [admitted.decoded[number] for number in admitted.numbers]
         with self._lock:
-            configure(self._generator, job.search)
-            hypotheses = self._generator.hypotheses(decoded.outputs)
-        (emitted,) = self._generator.emitted(decoded.emitted, hypotheses)
-        return self._model._translation(hypotheses[0][: job.search.num_hypotheses], [emitted])
+            configure(self._generator, search)
+            hypotheses = self._generator.hypotheses([output for each in decoded for output in each.outputs])
+        emitted = self._generator.emitted([each for one in decoded for each in one.emitted], hypotheses)
+        if len(decoded) > 1:
+            hypotheses = group_samples(hypotheses, len(decoded))
+        (best,) = hypotheses
+        best = best[: search.num_hypotheses]
+        if search.alignments:
+            symbols = self._generator.pad, self._generator.eos
+            with model._turn():
+                align(
+                    self._generator.model.models,
+                    admitted.sample,
+                    [best],
+                    extract_hard_alignment,
+                    symbols,
+                    self._first_token,
+                )
+        return model._translation(best, emitted)
 
 
 class WholeBatches:
@@ -153,6 +226,9 @@ class WholeBatches:
         self._is_closed = False
         self._thread = threading.Thread(target=self._work, name="service", daemon=True)
         self._thread.start()
+
+    def takes(self, job: Job) -> bool:
+        return True
 
     def admit(self, job: Job) -> None:
         with self._changed:
@@ -193,9 +269,7 @@ class WholeBatches:
                 return []
             first = self._waiting.popleft()
             jobs = [first]
-            # The noise of sampling depends on a sentence's place in its batch.
-            is_alone = first.on_step is not None or self._model._session.cfg.generation.sampling
-            for job in () if is_alone else list(self._waiting):
+            for job in () if first.on_step is not None else list(self._waiting):
                 if len(jobs) == first.search.batch_size:
                     break
                 if job.search == first.search and job.on_step is None:
@@ -210,13 +284,12 @@ class WholeBatches:
             drafts = None
             if any(job.drafts is not None for job in jobs):
                 drafts = [job.drafts or [] for job in jobs]
-            # Samples of a request depend on no other one.
-            numbers = [0] * len(jobs)
+            numbers = [job.place for job in jobs]
             translations = model._decode([job.source for job in jobs], first.search, drafts, numbers)
             for job, translation in zip(jobs, translations, strict=True):
                 job.end(translation)
             return
-        iterations = model._stream(first.source, first.search, first.drafts)
+        iterations = model._stream(first.source, first.search, first.drafts, first.place)
         while True:
             try:
                 first.on_step(next(iterations))

@@ -1,5 +1,6 @@
 """Continuous batching: a batch that sentences join and leave while kernels decode it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from fairseq_plugins.decoding.backends import Backend
@@ -8,8 +9,10 @@ from fairseq_plugins.decoding.decoded import Decoded, StepOutput
 from fairseq_plugins.decoding.kernel_backend import hypotheses_of, hypothesis_of
 from fairseq_plugins.decoding.kernel_module import Unsupported
 from fairseq_plugins.decoding.native.backend import NativeBackend
+from fairseq_plugins.decoding.reference.sampling import Sampling
 from fairseq_plugins.decoding.reference.search.beam import eos_forbidden_error
 
+_NO_SAMPLING = Sampling()
 Event = tuple[int, StepOutput | Decoded | Exception]
 """Number of a sentence, and an iteration of it, its end (`Decoded` of one sentence), or why it has no output."""
 
@@ -29,6 +32,9 @@ class RunningBatch:
 
     Raises:
         Unsupported: for a backend that admits no sentences, with the reason.
+
+    Attributes:
+        samples: whether it draws tokens.
     """
 
     def __init__(
@@ -50,13 +56,13 @@ class RunningBatch:
         self._kernels = kernels
         self._method = backend.method
         self._searches_beams = backend.searches_beams
+        self.samples = not backend.searches_beams and backend.method.acceptance is None
         self._max_len, self._pad = constraints.max_len, constraints.pad
         kernels.open(
             pad=constraints.pad,
             unk=constraints.unk,
             eos=constraints.eos,
             first_token=first_token,
-            temperature=backend.temperature,
             threads=threads,
             max_sentences=max_sentences,
             max_source=max_source,
@@ -64,7 +70,14 @@ class RunningBatch:
         )
 
     def admit(
-        self, number: int, sample: dict[str, Any], constraints: Constraints, beam: int = 1, streams: bool = False
+        self,
+        number: int,
+        sample: dict[str, Any],
+        constraints: Constraints,
+        beam: int = 1,
+        streams: bool = False,
+        sampling: Sampling = _NO_SAMPLING,
+        noise_key: Sequence[int] = (),
     ) -> None:
         """Add a sentence, which waits until there is room.
 
@@ -74,6 +87,8 @@ class RunningBatch:
             constraints: its limits.
             beam: hypotheses that a beam search keeps.
             streams: whether iterations are events.
+            sampling: of the sentence; its temperature also counts where nothing is drawn.
+            noise_key: see `noise_keys`; empty for the best tokens.
 
         Raises:
             ValueError: for a sentence that does not fit the batch.
@@ -85,10 +100,14 @@ class RunningBatch:
             min_len=constraints.min_len,
             max_len=constraints.max_len,
             unk_penalty=constraints.unk_penalty,
+            temperature=sampling.temperature,
             beam=beam,
             prefix=[] if constraints.prefix is None else constraints.prefix[0].tolist(),
             drafts=[] if self._method.drafts is None else self._method.drafts(sample)[0],
             streams=streams,
+            noise_key=list(noise_key),
+            topk=sampling.topk,
+            topp=sampling.topp,
         )
 
     def cancel(self, number: int) -> None:

@@ -104,9 +104,9 @@ class ServedModel:
             # Of a model of one pair of languages, they are the server's names only.
             return load(self.folder, threads=self.threads, **self.options)
 
-    def way(self, beam: int | None, has_drafts: bool) -> Way:
-        """Return how a request is decoded."""
-        if (self.beam if beam is None else beam) > 1:
+    def way(self, options: dict[str, Any], has_drafts: bool) -> Way:
+        """Return how a request with these options of a call is decoded."""
+        if options.get("beam", self.beam) > 1 and not options.get("sampling"):
             return "beams"
         return "drafts" if has_drafts else "default"
 
@@ -143,15 +143,16 @@ class ServedModel:
             raise ServiceFull("too many sentences wait")
         if way == "beams":
             options = {"beam": self.beam, **options}
-        else:
+        elif not options.get("sampling"):
             options = {name: value for name, value in options.items() if name != "beam"}
         futures: list[Future[Translation]] = []
         try:
-            for sentence, given, call in zip(sentences, drafts, on_step, strict=True):
+            for number, (sentence, given, call) in enumerate(zip(sentences, drafts, on_step, strict=True)):
                 has_drafts = way == "drafts" and bool(given)
                 # Of a request with drafts, sentences without any have the model's own drafter.
                 own = service if has_drafts or way != "drafts" else self.service("default")
-                futures.append(own.submit(sentence, drafts=given if has_drafts else None, on_step=call, **options))
+                ids = given if has_drafts else None
+                futures.append(own.submit(sentence, drafts=ids, on_step=call, number=number, **options))
         except BaseException:
             for future in futures:
                 future.cancel()

@@ -52,7 +52,7 @@ class Job:
     @property
     def way(self) -> Way:
         """How the request is decoded."""
-        return self.model.way(self.options.get("beam"), bool(self.drafts))
+        return self.model.way(self.options, bool(self.drafts))
 
     def cut(self, texts: Sequence[str]) -> list[list[Pair]]:
         """Return the sentences of each text, each with the separator after it.

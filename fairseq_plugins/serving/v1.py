@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from fairseq_plugins.api import Step, Translation
+from fairseq_plugins.api import Model, Step, Translation
 from fairseq_plugins.api.options import CallOptions
 from fairseq_plugins.serving.errors import as_request_error
 from fairseq_plugins.serving.requests import account_of, until_gone
@@ -51,6 +51,8 @@ class Sentence(BaseModel):
     alternatives: list[dict[str, Any]]
     tokens: list[str] | None = None
     token_scores: list[float] | None = None
+    alignment: list[int] | None = Field(None, description="index into source_tokens for each token of the translation")
+    source_tokens: list[str] | None = None
 
 
 class Translated(BaseModel):
@@ -91,7 +93,7 @@ def router(server: "Server") -> APIRouter:
             account_of(request).translations += [translation for _, translation, _ in result.sentences]
         source, target = job.model.languages or ("", "")
         return V1Response(
-            translations=[_translated(result, asked.tokens) for result in results],
+            translations=[_translated(job.model.model, result, asked.tokens) for result in results],
             source=source,
             target=target,
             decoder=job.model.decoder(job.way),
@@ -155,7 +157,7 @@ def _step(number: int, step: Step) -> dict[str, Any]:
     }
 
 
-def _translated(result: Result, has_tokens: bool) -> Translated:
+def _translated(model: Model, result: Result, has_tokens: bool) -> Translated:
     return Translated(
         text=result.text,
         sentences=[
@@ -163,6 +165,7 @@ def _translated(result: Result, has_tokens: bool) -> Translated:
                 source=source,
                 iterations=translation.iterations,
                 emitted=translation.emitted,
+                source_tokens=None if translation.alignment is None else model.tokenize(source),
                 alternatives=[_scored(other, has_tokens) for other in translation.alternatives],
                 **_scored(translation, has_tokens),
             )
@@ -173,6 +176,8 @@ def _translated(result: Result, has_tokens: bool) -> Translated:
 
 def _scored(translation: Translation, has_tokens: bool) -> dict[str, Any]:
     values: dict[str, Any] = {"text": translation.text, "score": translation.score}
-    if has_tokens:
+    if has_tokens or translation.alignment is not None:
         values |= {"tokens": translation.tokens, "token_scores": translation.token_scores}
+    if translation.alignment is not None:
+        values["alignment"] = translation.alignment
     return values

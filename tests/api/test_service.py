@@ -20,7 +20,15 @@ TEXTS = [
     "People",
     "A little girl in a pink dress climbs into a wooden cabin with her brother and a small brown dog .",
 ]
-OPTIONS: list[dict[str, Any]] = [{}, {"max_len_b": 4}, {"min_len": 20}, {"unkpen": 3.0}, {"lenpen": 2.0}]
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"max_len_b": 4},
+    {"min_len": 20},
+    {"unkpen": 3.0},
+    {"lenpen": 2.0},
+    {"temperature": 0.5},
+    {"alignments": True},
+]
 ENDLESS: dict[str, Any] = {"min_len": 900, "max_len_b": 1000}
 
 
@@ -67,18 +75,51 @@ def test_translations_are_those_of_translate(decoder: str, options: dict[str, An
             assert ours.token_scores == pytest.approx(theirs.token_scores, abs=0 if has_admission else 1e-5)
             assert [other.text for other in ours.alternatives] == [other.text for other in theirs.alternatives]
             assert ours.score == pytest.approx(theirs.score, abs=0 if has_admission else 1e-5)
+            assert ours.alignment == theirs.alignment
             assert ours.emitted is None if theirs.emitted is None else len(ours.token_scores) == sum(ours.emitted or [])
         assert service.sentences == 0
 
 
-@pytest.mark.parametrize("options", [{}, {"no_compiled_steps": True}])
-def test_samples_are_those_of_translate(options: dict[str, Any]) -> None:
-    own = loaded("gad", sampling=True, sampling_topk=9, seed=3, **options)
-    texts = [text for text in TEXTS if text] * 4
-    expected = [own.translate(text) for text in texts]
-    assert expected != [loaded("greedy").translate(text) for text in texts]
+SAMPLING: list[dict[str, Any]] = [
+    {"sampling": True},
+    {"sampling": True, "seed": 7, "temperature": 1.5},
+    {"sampling": True, "sampling_topk": 9, "num_hypotheses": 3},
+    {"sampling": True, "sampling_topp": 0.8, "beam": 4, "num_hypotheses": 2, "alignments": True},
+    {},
+]
+
+
+@pytest.mark.parametrize("decoder", ["gad", "greedy", "fast-beam"])
+def test_samples_are_those_of_translate(decoder: str, model: Model) -> None:
+    """Of sentences with their own seeds and options in one running batch, at their places in a text."""
+    own = model if decoder == "gad" else loaded(decoder, no_compiled_steps=decoder == "greedy")
+    texts = [text for text in TEXTS if text]
+    cases = [(number, text, options) for options in SAMPLING for number, text in enumerate(texts)]
+    expected = [one for options in SAMPLING for one in own.translate(texts, return_scores=True, **options)]
+    assert len({one.text for one in expected}) > 2 * len(texts)
     with own.service() as service:
-        assert [future.result(60).text for future in map(service.submit, texts)] == expected
+        futures = [service.submit(text, number=number, **options) for number, text, options in cases]
+        for future, theirs in zip(futures, expected, strict=True):
+            ours = future.result(60)
+            samples = [(one.text, one.alignment) for one in (ours, *ours.alternatives)]
+            assert samples == [(one.text, one.alignment) for one in (theirs, *theirs.alternatives)]
+            assert all(
+                sum(one.emitted or []) == len(one.token_scores) for one in (ours, *ours.alternatives) if one.emitted
+            )
+
+
+def test_a_stream_is_of_one_sample(service: Service, model: Model) -> None:
+    options: dict[str, Any] = {"sampling": True, "seed": 5, "temperature": 1.5}
+    assert list(service.stream(TEXTS[1], **options))[-1].text == model.translate(TEXTS[1], **options)
+    with pytest.raises(ConfigurationError, match="num_hypotheses=3: a stream is of one sample"):
+        service.stream(TEXTS[1], num_hypotheses=3, **options)  # type: ignore[call-arg]
+    with pytest.raises(ConfigurationError, match="is for sampling"):
+        service.submit(TEXTS[1], sampling_topk=3)
+    with (
+        loaded("gad++", preset="high-quality").service() as relaxed,
+        pytest.raises(ConfigurationError, match="output depends on the drafts"),
+    ):
+        relaxed.submit(TEXTS[1], sampling=True).result(30)
 
 
 @pytest.mark.parametrize("options", [{}, {"no_compiled_steps": True}])

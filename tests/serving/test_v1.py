@@ -41,6 +41,23 @@ def test_options_of_a_call(client: Client, served: ServedModel, beams: Model) ->
             assert [other["text"] for other in sentence["alternatives"]] == [o.text for o in expected.alternatives]
 
 
+def test_samples_and_alignments(client: Client, served: ServedModel) -> None:
+    """Samples of a request are those of one call with all of its sentences."""
+    options = {"sampling": True, "seed": 3, "temperature": 1.5, "num_hypotheses": 2, "alignments": True}
+    asked = {"text": f"{FIRST} {FIRST}", "target": "de", "options": options}
+    (found,) = client.post("/v1/translate", asked)["translations"]
+    expected = served.model.translate([FIRST, FIRST], return_scores=True, **options)
+    assert expected[0].text != expected[1].text
+    for sentence, one in zip(found["sentences"], expected, strict=True):
+        assert sentence["text"] == one.text and sentence["alignment"] == one.alignment
+        assert [other["text"] for other in sentence["alternatives"]] == [other.text for other in one.alternatives]
+        assert sentence["source_tokens"] == served.model.tokenize(FIRST) and sentence["tokens"] == one.tokens
+    drafted = client.post("/v1/translate", {**asked, "drafts": ["Ein Mann"]})["translations"]
+    assert drafted[0]["text"] == found["text"]
+    last = client.events({**asked, "options": {"sampling": True, "seed": 3}})[-1][1]["translations"][0]["text"]
+    assert last == " ".join(served.model.translate([FIRST, FIRST], sampling=True, seed=3))
+
+
 def test_drafts_save_iterations_and_never_change_the_output(client: Client, served: ServedModel) -> None:
     expected = served.model.translate([FIRST, SECOND])
     counts = []
@@ -90,6 +107,10 @@ def test_options_that_do_not_fit_are_errors_of_the_request(client: Client) -> No
     assert status == 400 and "beams up to 8" in answer["error"]
     kind, data = client.events({**asked, "options": {"beam": 3}})[-1]
     assert kind == "error" and "none grows by itself" in data["error"]
+    kind, data = client.events({**asked, "options": {"sampling": True, "beam": 3}})[-1]
+    assert kind == "error" and "a stream is of one sample" in data["error"]
+    status, _, answer = client.ask("POST", "/v1/translate", {**asked, "options": {"sampling_topk": 3}})
+    assert status == 400 and "is for sampling" in answer["error"]
     status, _, answer = client.ask("POST", "/v1/translate", {**asked, "options": {"num_hypotheses": 2}})
     assert status == 400 and "num_hypotheses=2" in answer["error"]
 

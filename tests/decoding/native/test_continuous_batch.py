@@ -22,7 +22,7 @@ from tests.decoding.native.test_generator import (
 )
 from tests.support import Options, make_task, make_transformer
 
-SHARED = {"pad": PAD, "unk": UNK, "eos": EOS, "first_token": EOS, "temperature": 1.0}
+SHARED = {"pad": PAD, "unk": UNK, "eos": EOS, "first_token": EOS}
 MAX_SOURCE, MAX_LEN, MAX_BEAM = 40, 300, 5
 BROKEN = VOCABULARY - 1  # a source token
 DECODERS = {
@@ -53,9 +53,13 @@ def sentences(call: Call, count: int, seed: int = 1) -> list[dict[str, Any]]:
                 "min_len": min(longest, choose.choice([1, 1, 8])),
                 "max_len": longest,
                 "unk_penalty": choose.choice([0.0, 1.5, -2.0]),
+                "temperature": choose.choice([1.0, 1.0, 0.7, 20.0]),
                 "beam": choose.choice([1, 3, MAX_BEAM]) if call.parts["beam"] else 1,
                 "prefix": choose.choice([[], [], [7], [PAD, 9]]),
                 "drafts": drafts if call.parts["drafter"] is not None else [],
+                "noise_key": [] if call.parts["beam"] or number % 3 else [number, choose.randrange(4), 5, 7],
+                "topk": choose.choice([0, 0, 9]),
+                "topp": choose.choice([0.0, 0.0, 0.8]),
             }
         )
     return found
@@ -65,13 +69,14 @@ def alone(call: Call, wanted: dict[str, Any]) -> Any:
     """Decode a sentence in a batch of its own."""
     parts = {**call.parts, "beam": wanted["beam"] if call.parts["beam"] else 0}
     made = kernels().Generator(**parts)
-    names = ("min_len", "max_len", "unk_penalty")
+    names = ("min_len", "max_len", "unk_penalty", "temperature", "topk", "topp")
     made.begin(
         torch.tensor([wanted["source"]]),
         **SHARED,
         **{name: wanted[name] for name in names},
         prefix=torch.tensor([wanted["prefix"]]) if wanted["prefix"] else None,
         drafts=[wanted["drafts"]],
+        noise_keys=torch.tensor([wanted["noise_key"]]) if wanted["noise_key"] else None,
     )
     if call.parts["beam"]:
         return [flat(hypothesis) for hypothesis in made.run_beams()[0][0]]  # of the only sentence
@@ -199,6 +204,7 @@ def test_an_error_of_one_sentence_harms_no_other(decoder: str) -> None:
         ({"source": [-1, EOS]}, "outside of the vocabulary"),
         ({"max_len": MAX_LEN + 1}, "lengths are not possible"),
         ({"min_len": 9, "max_len": 8}, "lengths are not possible"),
+        ({"temperature": 0.0}, "temperature"),
         ({"beam": 0}, "beam"),
         ({"beam": MAX_BEAM + 1}, "beam"),
         ({"prefix": [VOCABULARY]}, "prefix"),

@@ -174,12 +174,12 @@ private:
                 model.projection->run_outputs(rows.x.data(), count, first, last, {values, size});
                 for (int64_t r = 0; r < count; ++r) {
                     float* chunk_scores = values + r * size;
-                    apply_temperature(chunk_scores, size, limits);
+                    const int64_t b = rows.sentence[r] / max_beam;
+                    apply_temperature(chunk_scores, size, limits.of(b));
                     const float max = kernels().max(chunk_scores, size);
                     maxima[r * chunks + chunk] = max;
                     sums[r * chunks + chunk] = kernels().sum_exp(chunk_scores, size, max);
                     TopTokens& own = partial[part * count + r];
-                    const int64_t b = rows.sentence[r] / max_beam;
                     if (limits.of(b).unk_penalty >= 0 && !(max > own.threshold())) continue;
                     constrain(chunk_scores, begin, begin + size, limits, b, rows.position[r]);
                     own.add_scores(chunk_scores, size, begin);

@@ -68,6 +68,7 @@ void ContinuousBatch::admit(Request request) {
     const auto is_known = [&](int64_t token) { return 0 <= token && token < batch.limits.vocabulary; };
     check(0 <= limits.max_len && limits.max_len <= options.max_len && limits.min_len <= limits.max_len,
           "the lengths are not possible");
+    check(limits.temperature > 0, "the temperature is not possible");
     check(1 <= limits.beam && (!beam || limits.beam <= beam->max_beam), "the beam is wider than that of the batch");
     check(static_cast<int64_t>(limits.prefix.size()) <= options.max_len, "a prefix is too long");
     check(std::all_of(limits.prefix.begin(), limits.prefix.end(), is_known), "a prefix is outside of the vocabulary");

@@ -14,7 +14,7 @@ void refuse_nan(float score) {
     throw std::runtime_error("the model's scores are not numbers (NaN): its weights or activations overflow");
 }
 
-void apply_temperature(float* scores, int64_t count, const Limits& limits) {
+void apply_temperature(float* scores, int64_t count, const SentenceLimits& limits) {
     if (limits.temperature == 1) return;
     for (int64_t i = 0; i < count; ++i) scores[i] /= limits.temperature;
 }
@@ -65,7 +65,7 @@ int64_t choose_token(float* scores, float shift, const Limits& limits, int64_t s
 }
 
 BestToken best_token(float* scores, const Limits& limits, int64_t sentence, int64_t position) {
-    apply_temperature(scores, limits.vocabulary, limits);
+    apply_temperature(scores, limits.vocabulary, limits.of(sentence));
     const float shift = log_sum_exp(scores, limits.vocabulary);
     constrain(scores, 0, limits.vocabulary, limits, sentence, position);
     const int64_t only = limits.only(sentence, position);
@@ -74,7 +74,7 @@ BestToken best_token(float* scores, const Limits& limits, int64_t sentence, int6
 }
 
 void to_log_probs(float* scores, const Limits& limits, int64_t sentence, int64_t position) {
-    apply_temperature(scores, limits.vocabulary, limits);
+    apply_temperature(scores, limits.vocabulary, limits.of(sentence));
     const float shift = log_sum_exp(scores, limits.vocabulary);
     constrain(scores, 0, limits.vocabulary, limits, sentence, position);
     for (int64_t i = 0; i < limits.vocabulary; ++i) scores[i] -= shift;

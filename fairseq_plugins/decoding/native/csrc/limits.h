@@ -11,7 +11,7 @@ namespace spec_dec {
 // Limits of one sentence.
 struct SentenceLimits {
     int64_t min_len = 1, max_len = 0;  // no EOS before position min_len, only EOS from max_len on
-    float unk_penalty = 0;
+    float unk_penalty = 0, temperature = 1;
     int64_t beam = 1;             // hypotheses that a beam search keeps
     std::vector<int64_t> prefix;  // --prefix-size; `pad` leaves a position free
     // Sampling draws tokens with this noise: sentence, sample and seed (noise.h). Empty for the best tokens.
@@ -22,7 +22,6 @@ struct SentenceLimits {
 
 struct Limits {
     int64_t vocabulary = 0, pad = 0, unk = 0, eos = 0;
-    float temperature = 1;
     int64_t max_len = 0, prefix_width = 0;     // the largest of any sentence
     std::vector<SentenceLimits> of_sentences;  // [B]
 
@@ -57,8 +56,8 @@ struct BestToken {
 // Throws std::runtime_error if a score is NaN, with the message of fairseq_plugins/errors.py.
 void refuse_nan(float score);
 
-// Divides scores by the temperature.
-void apply_temperature(float* scores, int64_t count, const Limits& limits);
+// Divides scores by a sentence's temperature.
+void apply_temperature(float* scores, int64_t count, const SentenceLimits& limits);
 
 // Applies the unk penalty to the scores of the tokens `begin` .. `end`, and sets forbidden ones to -inf.
 void constrain(float* scores, int64_t begin, int64_t end, const Limits& limits, int64_t sentence, int64_t position);

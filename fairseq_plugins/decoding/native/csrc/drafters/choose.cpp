@@ -21,7 +21,7 @@ DraftToken choose_draft(const float* scores, const std::vector<int64_t>& ids, co
     thread_local Floats memory;
     float* all = at_least(memory, limits.vocabulary);
     std::fill_n(all, limits.vocabulary, -std::numeric_limits<float>::infinity());
-    for (int64_t i = 0; i < size; ++i) all[ids[i]] = scores[i] / limits.temperature;
+    for (int64_t i = 0; i < size; ++i) all[ids[i]] = scores[i] / own.temperature;
     const bool needs_shift = needs_probability || own.topp > 0;
     const float shift = needs_shift ? log_sum_exp(all, limits.vocabulary) : 0;
     const int64_t token = choose_token(all, shift, limits, sentence, position);

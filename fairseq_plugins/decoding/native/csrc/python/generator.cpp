@@ -50,9 +50,9 @@ public:
                const Maybe<int64_t, 2>& noise_keys, int64_t topk, float topp) {
         const auto sentences = static_cast<int64_t>(source.shape(0)), width = static_cast<int64_t>(source.shape(1));
         Limits& limits = batch.limits;
-        set_limits(pad, unk, eos, first_token, temperature, max_len);
+        set_limits(pad, unk, eos, first_token, max_len);
         require(min_len <= max_len, "the lengths are not possible");
-        limits.of_sentences.assign(sentences, {min_len, max_len, unk_penalty, beam, {}, {}, topk, topp});
+        limits.of_sentences.assign(sentences, {min_len, max_len, unk_penalty, temperature, beam, {}, {}, topk, topp});
         require(drafts.empty() || static_cast<int64_t>(drafts.size()) == sentences,
                 "the number of drafts differs from that of the sentences");
         for (const auto& of_sentence : drafts) {
@@ -162,11 +162,11 @@ public:
     }
 
     // Opens a continuous batch, of which each thread decodes sentences until `close`.
-    void open(int64_t pad, int64_t unk, int64_t eos, int64_t first_token, float temperature, int64_t threads,
-              int64_t max_sentences, int64_t max_source, int64_t max_len) {
+    void open(int64_t pad, int64_t unk, int64_t eos, int64_t first_token, int64_t threads, int64_t max_sentences,
+              int64_t max_source, int64_t max_len) {
         require(encoder != nullptr, "a continuous batch needs an encoder in the kernels");
         require(threads > 0 && max_sentences >= 0 && max_source > 0, "a continuous batch needs threads and room");
-        set_limits(pad, unk, eos, first_token, temperature, max_len);
+        set_limits(pad, unk, eos, first_token, max_len);
         const nb::gil_scoped_release release;
         RunOptions own = options;
         own.check_signals = {};
@@ -175,15 +175,16 @@ public:
     }
 
     void admit(int64_t id, std::vector<int64_t> source, int64_t min_len, int64_t max_len, float unk_penalty,
-               int64_t sentence_beam, std::vector<int64_t> prefix, std::vector<std::vector<int64_t>> drafts,
-               bool streams, std::vector<int64_t> noise_key, int64_t topk, float topp) {
+               float temperature, int64_t sentence_beam, std::vector<int64_t> prefix,
+               std::vector<std::vector<int64_t>> drafts, bool streams, std::vector<int64_t> noise_key, int64_t topk,
+               float topp) {
         require(noise_key.empty() || noise_key.size() == 4, "a key of the noise has four numbers");
-        opened().admit(
-            {id,
-             std::move(source),
-             {min_len, max_len, unk_penalty, sentence_beam, std::move(prefix), std::move(noise_key), topk, topp},
-             std::move(drafts),
-             streams});
+        opened().admit({id,
+                        std::move(source),
+                        {min_len, max_len, unk_penalty, temperature, sentence_beam, std::move(prefix),
+                         std::move(noise_key), topk, topp},
+                        std::move(drafts),
+                        streams});
     }
 
     void cancel(int64_t id) { opened().cancel(id); }
@@ -250,7 +251,7 @@ private:
     }
 
     // Sets the limits that all sentences share. Ends a batch that has begun.
-    void set_limits(int64_t pad, int64_t unk, int64_t eos, int64_t first_token, float temperature, int64_t max_len) {
+    void set_limits(int64_t pad, int64_t unk, int64_t eos, int64_t first_token, int64_t max_len) {
         require(!running, "a generator with a continuous batch decodes nothing else");
         Limits& limits = batch.limits;
         limits = {};
@@ -258,7 +259,6 @@ private:
         limits.pad = pad;
         limits.unk = unk;
         limits.eos = eos;
-        limits.temperature = temperature;
         limits.max_len = max_len;
         for (const int64_t token : {pad, unk, eos, first_token}) {
             require(0 <= token && token < limits.vocabulary, "a special symbol is outside of the vocabulary");
@@ -307,11 +307,11 @@ void bind_generator(nb::module_& m) {
         .def("outputs", &Generator::outputs)
         .def("last_iteration", &Generator::last_iteration)
         .def("run_beams", &Generator::run_beams)
-        .def("open", &Generator::open, nb::kw_only(), "pad"_a, "unk"_a, "eos"_a, "first_token"_a, "temperature"_a,
-             "threads"_a, "max_sentences"_a, "max_source"_a, "max_len"_a)
+        .def("open", &Generator::open, nb::kw_only(), "pad"_a, "unk"_a, "eos"_a, "first_token"_a, "threads"_a,
+             "max_sentences"_a, "max_source"_a, "max_len"_a)
         .def("admit", &Generator::admit, "id"_a, "source"_a, nb::kw_only(), "min_len"_a, "max_len"_a, "unk_penalty"_a,
-             "beam"_a, "prefix"_a, "drafts"_a, "streams"_a, "noise_key"_a = std::vector<int64_t>(), "topk"_a = 0,
-             "topp"_a = 0)
+             "temperature"_a, "beam"_a, "prefix"_a, "drafts"_a, "streams"_a, "noise_key"_a = std::vector<int64_t>(),
+             "topk"_a = 0, "topp"_a = 0)
         .def("cancel", &Generator::cancel, "id"_a)
         .def("load", &Generator::load)
         .def("take", &Generator::take, "seconds"_a)
