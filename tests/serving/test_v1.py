@@ -104,7 +104,7 @@ def test_wrong_requests_are_refused_before_the_answer_begins(
 def test_options_that_do_not_fit_are_errors_of_the_request(client: Client) -> None:
     asked = {"text": FIRST, "target": "de", "options": {"beam": 9}}
     status, _, answer = client.ask("POST", "/v1/translate", asked)
-    assert status == 400 and "beams up to 8" in answer["error"]
+    assert status == 400 and "samples up to 8" in answer["error"]
     kind, data = client.events({**asked, "options": {"beam": 3}})[-1]
     assert kind == "error" and "none grows by itself" in data["error"]
     kind, data = client.events({**asked, "options": {"sampling": True, "beam": 3}})[-1]
