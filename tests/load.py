@@ -6,22 +6,20 @@
 `check`: clients send requests of mixed lengths and options, with --faults among clients that leave, read slowly, and
 send what is malformed or too large. Every text must be that of `translate` alone, and the server's memory flat.
 `speed`: requests and sentences per second from many clients, beside calls of `translate`, and latency at half of that
-rate. `beside`: the same beside a server of FastAPI and CTranslate2 (tests/ctranslate_server.py), in turn.
-The server is a process of its own; it is started here, at 127.0.0.1, and ends with the program.
+rate over that of an idle server, and of requests one after another. `beside`: throughput and latency beside a server
+of FastAPI and CTranslate2 (tests/ctranslate_server.py), and beside LibreTranslate if --libretranslate names a Python
+that has it (`pip install libretranslate`), in turn.
+A server is a process of its own. It is started here, at 127.0.0.1, and ends with the program.
 """
 
 import argparse
 import asyncio
 import json
-import os
 import random
 import statistics
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,10 +29,10 @@ import torch
 import fairseq_plugins
 from fairseq_plugins.api import Model
 from fairseq_plugins.api.loading import with_decoder
-from tests.serving.test_cli import free_port
+from tests.load_servers import Connection, LibreTranslate, Server, connection, seconds_of_processors
 
-# Seconds after which a server may close a connection.
-_KEPT_ALIVE = 3
+# Requests a second of a server that is idle: most find it, and its processors, asleep.
+IDLE_RATE = 5.0
 OPTIONS: list[dict[str, Any]] = [
     {},
     {},
@@ -44,97 +42,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"beam": 5, "num_hypotheses": 2},
 ]
 FAULTS = ("leaves", "leaves a stream", "reads slowly", "malformed", "too large", "wrong language")
-
-
-@dataclass
-class Server:
-    """A server's process."""
-
-    folder: str
-    threads: int
-    port: int = field(default_factory=free_port)
-    arguments: Sequence[str] = ()
-    module: str = "fairseq_plugins.serving.cli"
-
-    def start(self) -> float:
-        """Start it; return the seconds until its first answer."""
-        command = [sys.executable, "-m", self.module, self.folder, "--port", str(self.port)]
-        command += ["--threads", str(self.threads), *self.arguments]
-        first = {"q": ["1"], "source": "en", "target": "de"}
-        started = time.perf_counter()
-        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        deadline = started + 120
-        while time.perf_counter() < deadline and self.process.poll() is None:
-            try:
-                status, _ = asyncio.run(Connection(self.port).ask("/translate", first))
-                if status == 200:
-                    return time.perf_counter() - started
-            except OSError:
-                pass
-            time.sleep(0.02)
-        raise SystemExit("the server does not start")
-
-    def memory(self) -> float:
-        """Return its resident memory in MiB."""
-        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
-        return pages * 4096 / 2**20
-
-
-def seconds_of_processors(server: Server) -> tuple[float, float]:
-    """Return the seconds that all processors have worked, and those for the server and this program."""
-    tick = os.sysconf("SC_CLK_TCK")
-    user, nice, system, _, _, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
-    own = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (user + nice + system + irq + soft + steal) / tick, sum(map(int, own[11:13])) / tick + time.process_time()
-
-
-class Connection:
-    """A connection to a server that is kept alive."""
-
-    def __init__(self, port: int) -> None:
-        self.port = port
-        self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self.used = 0.0
-
-    async def send(self, path: str, body: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Send a request."""
-        if time.monotonic() - self.used > _KEPT_ALIVE:
-            self.close()
-        self.used = time.monotonic()
-        if self.streams is None:
-            self.streams = await asyncio.open_connection("127.0.0.1", self.port)
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-        )
-        self.streams[1].write(head.encode() + data)
-        await self.streams[1].drain()
-        return self.streams
-
-    async def ask(self, path: str, body: Any) -> tuple[int, Any]:
-        """Return status and answer of a request."""
-        reader, _ = await self.send(path, body)
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-        size = int(head.split("content-length: ")[1].split("\r\n")[0])
-        answer = await reader.readexactly(size)
-        if "connection: close" in head:
-            self.close()
-        return int(head.split()[1]), json.loads(answer) if "json" in head else answer.decode()
-
-    def close(self) -> None:
-        """Leave at once."""
-        if self.streams is not None:
-            self.streams[1].close()
-        self.streams = None
-
-
-@asynccontextmanager
-async def connection(port: int) -> AsyncIterator[Connection]:
-    made = Connection(port)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 @dataclass
@@ -275,7 +182,7 @@ def speed(server: Server, model: Model, texts: Sequence[str], clients: int, roun
     def saturated() -> float:
         return len(texts) / asyncio.run(closed_loop(server.port, bodies, clients))[0]
 
-    part = bodies[: max(1, len(bodies) // 4)]
+    part = bodies[::4]
 
     def one_by_one() -> tuple[float, list[float]]:
         total, seconds = asyncio.run(closed_loop(server.port, part, 1))
@@ -293,33 +200,42 @@ def speed(server: Server, model: Model, texts: Sequence[str], clients: int, roun
     print(f"translate, batches of 32      {median(lambda row: row[0]):8.1f} sentences/s")
     print(f"{clients} clients, {size} a request   {through:8.1f} sentences/s")
     print(f"that over batches of 32: {ratio:.2f}, over one request after another: {serial:.2f}")
-    idle = sorted(second for row in table for second in row[3])
-    loaded = sorted(asyncio.run(open_loop(server.port, bodies, through / size / 2)))
-    all_work, own_work = (b - a for a, b in zip(before, seconds_of_processors(server), strict=True))
-    for name, seconds in (("idle", idle), ("half load", loaded)):
-        p50, p95 = seconds[len(seconds) // 2], seconds[int(len(seconds) * 0.95)]
-        print(f"{name:10} p50 {1000 * p50:7.1f} ms   p95 {1000 * p95:7.1f} ms")
-    p50s = loaded[len(loaded) // 2] / idle[len(idle) // 2]
-    p95s = loaded[int(len(loaded) * 0.95)] / idle[int(len(idle) * 0.95)]
-    print(f"half load over idle: p50 {p50s:.2f}, p95 {p95s:.2f}")
-    print(f"other programs had {1 - own_work / all_work:.0%} of the work of the processors")
+    half = [asyncio.run(open_loop(server.port, bodies, through / size / 2)) for _ in range(rounds)]
+    found = {
+        "one after another": [second for row in table for second in row[3]],
+        "idle": asyncio.run(open_loop(server.port, part, IDLE_RATE)),
+        "half load": [second for seconds in half for second in seconds],
+    }
+    every, own, ours = (b - a for a, b in zip(before, seconds_of_processors(server), strict=True))
+    quantiles = {name: of_requests(seconds) for name, seconds in found.items()}
+    for name, (p50, p95) in quantiles.items():
+        print(f"{name:18} p50 {1000 * p50:7.1f} ms   p95 {1000 * p95:7.1f} ms")
+    for name in ("idle", "one after another"):
+        p50s, p95s = (loaded / alone for loaded, alone in zip(quantiles["half load"], quantiles[name], strict=True))
+        print(f"half load over {name}: p50 {p50s:.2f}, p95 {p95s:.2f}")
+    shares = f"the server had {own / every:.0%}, this program and its `translate` {ours / every:.0%}"
+    print(f"of the processors' work {shares}")
+
+
+def of_requests(seconds: Sequence[float]) -> tuple[float, float]:
+    """Return p50 and p95."""
+    ordered = sorted(seconds)
+    return ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.95)]
 
 
 def beside(servers: Sequence[Server], texts: Sequence[str], clients: int, rounds: int, size: int) -> None:
     """Print throughput and latency of servers, in turn."""
     groups = [list(texts[start : start + size]) for start in range(0, len(texts), size)]
     bodies = [{"q": group, "source": "en", "target": "de"} for group in groups]
-    found: dict[str, list[tuple[float, float, float]]] = {server.module: [] for server in servers}
+    found: dict[str, list[tuple[float, float, float]]] = {server.name: [] for server in servers}
     for number in range(rounds + 1):
         for server in servers:
             total, seconds = asyncio.run(closed_loop(server.port, bodies, clients))
-            seconds.sort()
             if number > 0:
-                p50, p95 = seconds[len(seconds) // 2], seconds[int(len(seconds) * 0.95)]
-                found[server.module].append((len(texts) / total, p50, p95))
+                found[server.name].append((len(texts) / total, *of_requests(seconds)))
     for name, rows in found.items():
         rate, p50, p95 = (statistics.median(column) for column in zip(*rows, strict=True))
-        print(f"{name:30} {rate:7.1f} sentences/s   p50 {1000 * p50:6.0f} ms   p95 {1000 * p95:6.0f} ms")
+        print(f"{name:24} {rate:7.1f} sentences/s   p50 {1000 * p50:6.0f} ms   p95 {1000 * p95:6.0f} ms")
 
 
 def main() -> None:
@@ -333,6 +249,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3, help="of speed")
     parser.add_argument("--size", type=int, default=1, help="sentences of a request, for speed")
+    parser.add_argument("--libretranslate", metavar="PYTHON", help="of an environment that has it, for beside")
     parser.add_argument("--faults", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -342,12 +259,17 @@ def main() -> None:
     try:
         print(f"first answer after {server.start():.2f} s", flush=True)
         if args.what == "beside":
-            other = Server(args.folder, args.threads, module="tests.ctranslate_server")
+            common = args.folder, args.threads
+            others = [Server(*common, module="tests.ctranslate_server", name="FastAPI, CTranslate2")]
+            if args.libretranslate:
+                others.append(LibreTranslate(*common, name="LibreTranslate", python=args.libretranslate))
             try:
-                other.start()
-                beside([server, other], texts, args.clients, args.rounds, args.size)
+                for other in others:
+                    other.start()
+                beside([server, *others], texts, args.clients, args.rounds, args.size)
             finally:
-                other.process.kill()
+                for other in others:
+                    other.close()
             return
         model = fairseq_plugins.load(args.folder, device="cpu", threads=args.threads)
         if args.what == "speed":
@@ -363,13 +285,12 @@ def main() -> None:
         for name, count in sorted(counts.items()):
             print(f"{count:8} {name}")
         print(f"{time.perf_counter() - started:.0f} s; memory {server.memory():.0f} MiB")
-        server.process.kill()
-        server.process.wait()
+        server.close()
         print(f"kill -9, and started again: first answer after {server.start():.2f} s")
         if counts["right"] != len(work):
             raise SystemExit("some answers are wrong")
     finally:
-        server.process.kill()
+        server.close()
 
 
 if __name__ == "__main__":

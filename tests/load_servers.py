@@ -1,0 +1,152 @@
+"""Servers that a load test starts, as processes of their own at 127.0.0.1, and connections to them."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.ctranslate_server import CACHE, argos_packages
+from tests.serving.test_cli import free_port
+
+# Seconds after which a server may close a connection.
+_KEPT_ALIVE = 3
+
+
+@dataclass
+class Server:
+    """A server's process."""
+
+    folder: str
+    threads: int
+    port: int = field(default_factory=free_port)
+    arguments: Sequence[str] = ()
+    module: str = "fairseq_plugins.serving.cli"
+    name: str = "spec-dec-serve"
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def start(self) -> float:
+        """Start it; return the seconds until its first answer."""
+        command = [*self.command(), "--port", str(self.port), *self.arguments]
+        first = {"q": ["1"], "source": "en", "target": "de"}
+        started = time.perf_counter()
+        environment = {**os.environ, **self.environment}
+        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment)
+        deadline = started + 120
+        while time.perf_counter() < deadline and self.process.poll() is None:
+            try:
+                status, _ = asyncio.run(Connection(self.port).ask("/translate", first))
+                if status == 200:
+                    return time.perf_counter() - started
+            except OSError:
+                pass
+            time.sleep(0.02)
+        raise SystemExit("the server does not start")
+
+    def command(self) -> list[str]:
+        """Return its command."""
+        return [sys.executable, "-m", self.module, self.folder, "--threads", str(self.threads)]
+
+    def close(self) -> None:
+        """Kill it."""
+        self.process.kill()
+        self.process.wait()
+
+    def memory(self) -> float:
+        """Return its resident memory in MiB."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * 4096 / 2**20
+
+
+@dataclass
+class LibreTranslate(Server):
+    """LibreTranslate with the verifier in a package of Argos Translate; greedy, as the others."""
+
+    python: str = ""
+    packages: str = ""
+
+    def command(self) -> list[str]:
+        cache = Path(CACHE)
+        self.packages = tempfile.mkdtemp(prefix="spec-dec-argos.")
+        argos_packages(self.folder, cache, Path(self.packages, "packages"))
+        self.environment = {
+            "ARGOS_PACKAGES_DIR": f"{self.packages}/packages",
+            "XDG_DATA_HOME": self.packages,
+            "XDG_CONFIG_HOME": self.packages,
+            "XDG_CACHE_HOME": self.packages,
+            "ARGOS_BEAM_SIZE": "1",
+            "ARGOS_INTER_THREADS": str(self.threads),
+            "ARGOS_INTRA_THREADS": "1",
+            "PYTHONPATH": "",
+        }
+        return [self.python, str(Path(__file__).with_name("libretranslate_server.py")), "--threads", "64"]
+
+    def close(self) -> None:
+        super().close()
+        shutil.rmtree(self.packages, ignore_errors=True)
+
+
+def seconds_of_processors(server: Server) -> tuple[float, float, float]:
+    """Return the seconds that all processors have worked, those for the server, and those for this program."""
+    tick = os.sysconf("SC_CLK_TCK")
+    user, nice, system, _, _, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    own = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+    every = (user + nice + system + irq + soft + steal) / tick
+    return every, sum(map(int, own[11:13])) / tick, time.process_time()
+
+
+class Connection:
+    """A connection to a server that is kept alive."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self.used = 0.0
+
+    async def send(self, path: str, body: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Send a request."""
+        if time.monotonic() - self.used > _KEPT_ALIVE:
+            self.close()
+        self.used = time.monotonic()
+        if self.streams is None:
+            self.streams = await asyncio.open_connection("127.0.0.1", self.port)
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+        )
+        self.streams[1].write(head.encode() + data)
+        await self.streams[1].drain()
+        return self.streams
+
+    async def ask(self, path: str, body: Any) -> tuple[int, Any]:
+        """Return status and answer of a request."""
+        reader, _ = await self.send(path, body)
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        size = int(head.split("content-length: ")[1].split("\r\n")[0])
+        answer = await reader.readexactly(size)
+        if "connection: close" in head:
+            self.close()
+        return int(head.split()[1]), json.loads(answer) if "json" in head else answer.decode()
+
+    def close(self) -> None:
+        """Leave at once."""
+        if self.streams is not None:
+            self.streams[1].close()
+        self.streams = None
+
+
+@asynccontextmanager
+async def connection(port: int) -> AsyncIterator[Connection]:
+    made = Connection(port)
+    try:
+        yield made
+    finally:
+        made.close()
