@@ -3,7 +3,7 @@
 import base64
 import binascii
 from pathlib import Path
-from typing import Annotated, NoReturn, TypedDict
+from typing import Annotated, Any, NoReturn, TypedDict
 
 from msgspec import Meta
 from sentencepiece import sentencepiece_model_pb2
@@ -72,7 +72,7 @@ def sentencepiece_model(file: Path) -> bytes:
         scores = _scores_of_bpe(file, vocabulary, model.get("merges", []), special)
     else:
         scores = dict(vocabulary)
-    proto = sentencepiece_model_pb2.ModelProto()
+    proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
     kinds = proto.SentencePiece
     for name, kind in (("<unk>", kinds.UNKNOWN), ("<s>", kinds.CONTROL), ("</s>", kinds.CONTROL)):
         proto.pieces.add(piece=name, score=0, type=kind)
