@@ -19,14 +19,17 @@ class _Lines(io.TextIOBase):
         return len(text)
 
 
-def progress_bar(sentences: int, **options: Any) -> tqdm:
-    """Return a progress bar over sentences on standard error; `options` are tqdm's.
+def progress_bar(sentences: int, desc: str = "", **options: Any) -> tqdm:
+    """Return a progress bar over sentences on standard error, after `desc`; `options` are tqdm's.
 
     On a terminal it disappears at its end. In a log it is a line every 20 seconds.
     """
     if sys.stderr is not None and sys.stderr.isatty():
         display: dict[str, Any] = {"mininterval": 0.2, "dynamic_ncols": True}
     else:
-        line = "{desc}: {percentage:.0f} %, {n_fmt} of {total_fmt} {unit}, {elapsed}, about {remaining} left"
+        line = "{desc}{percentage:.0f} %, {n_fmt} of {total_fmt} {unit}, {elapsed}, about {remaining} left"
         display = {"mininterval": 20.0, "delay": 20.0, "file": _Lines(), "bar_format": line}
-    return tqdm(total=sentences, unit="sentences", leave=False, **{**display, **options})
+    # With a colon, as `set_description` adds one.
+    return tqdm(
+        total=sentences, desc=f"{desc}: " if desc else None, unit="sentences", leave=False, **{**display, **options}
+    )

@@ -23,6 +23,14 @@ def test_a_log_has_lines_without_carriage_returns(monkeypatch: pytest.MonkeyPatc
     assert all(line.startswith("quality: ") for line in lines)
 
 
+def test_descriptions_have_one_colon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", log := io.StringIO())
+    with progress.progress_bar(4, **{"mininterval": 0, "delay": 0}) as bar:
+        for description in ("", "speed, batch 1"):
+            bar.set_description(description)
+    assert [line.partition(" %")[0] for line in log.getvalue().splitlines()][-2:] == ["0", "speed, batch 1: 0"]
+
+
 def test_a_quick_step_leaves_nothing_in_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", log := io.StringIO())
     with progress.progress_bar(4) as bar:
