@@ -1,4 +1,4 @@
-"""The method that docs/adding-a-method.md shows, built and run as it is printed there, on both backends."""
+"""The method of examples/echo, built as docs/adding-a-method.md says, and run on both backends."""
 
 import os
 import re
@@ -40,22 +40,17 @@ METHODS = "decoding/methods"
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 
 
-def code(language: str) -> str:
-    """Return the page's only block of code in a language."""
-    (block,) = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    return block
-
-
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package with two more files, compiled as the page says; nothing else of it is touched."""
     folder = tmp_path_factory.mktemp("project")
     copy = folder / "fairseq_plugins"
     shutil.copytree(REPOSITORY / "fairseq_plugins", copy, ignore=shutil.ignore_patterns("__pycache__"))
-    (copy / METHODS / "echo.py").write_text(code("python"), encoding="utf-8")
-    (copy / METHODS / "echo.cpp").write_text(code("cpp"), encoding="utf-8")
+    for name in ("echo.py", "echo.cpp"):
+        shutil.copy(REPOSITORY / "examples" / "echo" / name, copy / METHODS)
+    (build,) = re.findall(r"```sh\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    subprocess.run(["bash", "-euc", code("sh")], cwd=folder, env={**os.environ, "PATH": path}, check=True)
+    subprocess.run(["bash", "-euc", build], cwd=folder, env={**os.environ, "PATH": path}, check=True)
     return copy
 
 
