@@ -16,18 +16,20 @@ from fairseq_plugins.models.support import unsupported_model
 def check_task_options(cfg: Any, spec: MethodSpec) -> None:
     """Raise ConfigurationError for options of the task that the method does not support."""
     if cfg.block_size is not None and cfg.block_size < 1:
-        raise ConfigurationError(f"--block-size {cfg.block_size}: give at least 1 token per draft")
+        raise ConfigurationError("--block-size", cfg.block_size, "give at least 1 token per draft")
     if cfg.active_sentences < 0:
-        raise ConfigurationError(f"--active-sentences {cfg.active_sentences}: give a number of sentences, or 0 for all")
+        raise ConfigurationError("--active-sentences", cfg.active_sentences, "give a number of sentences, or 0 for all")
     if cfg.active_sentences and spec.build is None:
         raise ConfigurationError(
-            f"--active-sentences {cfg.active_sentences}: fairseq's own search decodes whole batches; choose another "
-            "--decoder"
+            "--active-sentences",
+            cfg.active_sentences,
+            "fairseq's own search decodes whole batches",
+            "choose another {--decoder}",
         )
     if cfg.int8 and spec.build is None:
-        raise ConfigurationError("--int8: fairseq's own search runs in fp32; choose another --decoder")
+        raise ConfigurationError("--int8", None, "fairseq's own search runs in fp32", "choose another {--decoder}")
     if cfg.int8 and cfg.bf16 is True:
-        raise ConfigurationError("--int8: rounds fp32 weights; leave out --bf16")
+        raise ConfigurationError("--int8", None, "rounds fp32 weights", "leave out {--bf16}")
 
 
 def check_fit(spec: MethodSpec, options: MethodOptions, context: MethodContext) -> None:
@@ -36,20 +38,23 @@ def check_fit(spec: MethodSpec, options: MethodOptions, context: MethodContext) 
         reason = unsupported_model(model)
         if reason is not None:
             raise ConfigurationError(
-                f"--path: this {type(model).__name__} cannot be decoded with --decoder {spec.name}: "
-                f"{reason}; use --decoder beam"
+                "--path",
+                None,
+                f"this {type(model).__name__} cannot be decoded with {{--decoder {spec.name}}}: {reason}",
+                "use {--decoder beam}",
             )
     if context.engine.precision is Precision.INT8:
         _check_int8(context.models)
     option = spec.copies_source(options)
     if option is not None and context.source is None:
         raise ConfigurationError(
-            f"{option}: copies source tokens, and this task's source has none; use another decoder"
+            *option, "copies source tokens, and this task's source has none", "use another decoder"
         )
     if option is not None and context.source != context.target:
         raise ConfigurationError(
-            f"{option}: copies source tokens into the output, but the dictionaries of source and "
-            "target differ; binarise with fairseq-preprocess --joined-dictionary, or use another decoder"
+            *option,
+            "copies source tokens into the output, but the dictionaries of source and target differ",
+            "binarise with fairseq-preprocess --joined-dictionary, or use another decoder",
         )
     spec.check_fit(context, options)
 
@@ -62,8 +67,10 @@ def check_finite(models: Sequence[nn.Module]) -> None:
             release_pages([weight])
             if not is_finite:
                 raise ConfigurationError(
-                    f"--path: its weight {name} has values that are NaN or infinite; give an earlier checkpoint, or "
-                    "train with a lower --lr or --clip-norm"
+                    "--path",
+                    None,
+                    f"its weight {name} has values that are NaN or infinite",
+                    "give an earlier checkpoint, or train with a lower {--lr} or {--clip-norm}",
                 )
 
 
@@ -71,16 +78,21 @@ def _check_int8(models: Sequence[nn.Module]) -> None:
     for parameter in (next(model.parameters()) for model in models):
         if parameter.device.type != "cpu":
             raise ConfigurationError(
-                f"--int8: is for the CPU, and this model is on {parameter.device.type}; add --cpu, or use --fp16 there"
+                "--int8",
+                None,
+                f"is for the CPU, and this model is on {parameter.device.type}",
+                "add {--cpu}, or use {--fp16} there",
             )
         if parameter.dtype != torch.float32:
             name = str(parameter.dtype).removeprefix("torch.")
-            raise ConfigurationError(f"--int8: rounds fp32 weights, and this model is in {name}; leave out --fp16")
+            raise ConfigurationError(
+                "--int8", None, f"rounds fp32 weights, and this model is in {name}", "leave out {--fp16}"
+            )
 
 
 def check_thresholds(beta: int, tau: float) -> None:
     """Raise ConfigurationError for thresholds that no token can meet."""
     if beta < 1:
-        raise ConfigurationError(f"--top-beta {beta}: give at least 1, which accepts the verifier's best only")
+        raise ConfigurationError("--top-beta", beta, "give at least 1, which accepts the verifier's best only")
     if not tau >= 0:
-        raise ConfigurationError(f"--tau {tau}: a gap of log-probabilities; give 0 or more")
+        raise ConfigurationError("--tau", tau, "a gap of log-probabilities", "give 0 or more")

@@ -125,28 +125,34 @@ def refuse_search_options(args: Any, prefix_allowed_tokens_fn: Any, decoder: str
         for option, is_set in options.items():
             if is_set:
                 raise ConfigurationError(
-                    f"--{option}: is not supported by --decoder {decoder}; leave it out or use --decoder {remedy}"
+                    f"--{option}",
+                    None,
+                    f"is not supported by {{--decoder {decoder}}}",
+                    f"leave it out or use {{--decoder {remedy}}}",
                 )
     groups, beam = getattr(args, "diverse_beam_groups", -1), getattr(args, "beam", 5)
     if groups > 0 and beam % groups:
-        raise ConfigurationError(f"--diverse-beam-groups {groups}: must divide --beam {beam}")
+        raise ConfigurationError("--diverse-beam-groups", groups, f"must divide {{--beam {beam}}}")
     if getattr(args, "no_repeat_ngram_size", 0) == 1:
         raise ConfigurationError(
-            "--no-repeat-ngram-size 1: forbids the end of the sentence, too, which is its first token; give 2 or more"
+            "--no-repeat-ngram-size",
+            1,
+            "forbids the end of the sentence, too, which is its first token",
+            "give 2 or more",
         )
 
 
 def refuse_unsupported_settings(generator: Any, searches_beams: bool) -> None:
     """Raise ConfigurationError for settings of a `SequenceGenerator` that change the output here."""
-    for is_set, option in (
-        (generator.beam_size > 1, "--beam above 1"),
-        (generator.lm_model is not None, "--lm-path"),
-        (generator.match_source_len, "--match-source-len"),
+    for is_set, option, value in (
+        (generator.beam_size > 1, "--beam", "above 1"),
+        (generator.lm_model is not None, "--lm-path", None),
+        (generator.match_source_len, "--match-source-len", None),
     ):
         if is_set and not searches_beams:
-            raise ConfigurationError(f"{option} is not supported by this decoder; use --decoder fast-beam")
+            raise ConfigurationError(option, value, "is not supported by this decoder", "use {--decoder fast-beam}")
     if generator.token_indices_to_suppress is not None:
-        raise ConfigurationError("tokens_to_suppress is not supported by this decoder; use --decoder beam")
+        raise ConfigurationError("tokens_to_suppress", None, "is not supported by this decoder", "use {--decoder beam}")
 
 
 def constraints_of(generator: Any, net_input: Mapping[str, Any], prefix: Tensor | None) -> Constraints:
@@ -160,8 +166,10 @@ def constraints_of(generator: Any, net_input: Mapping[str, Any], prefix: Tensor 
         max_len = int(net_input["src_lengths"].max())
     if generator.min_len > max_len:
         raise ConfigurationError(
-            f"--min-len {generator.min_len}: longer than the longest output allowed ({max_len}); "
-            "lower it or raise --max-len-b"
+            "--min-len",
+            generator.min_len,
+            f"longer than the longest output allowed ({max_len})",
+            "lower it or raise {--max-len-b}",
         )
     blocker = generator.repeat_ngram_blocker
     return Constraints(

@@ -145,13 +145,16 @@ class DraftVerifyGenerator(SequenceGenerator):
         """Return the arguments of `Backend.decode`; raise ConfigurationError for unsupported options."""
         if constraints is not None:
             if not self.search.supports_constraints:
-                raise ConfigurationError("--constraints: are not for this search; use --decoder fast-beam")
+                raise ConfigurationError("--constraints", None, "are not for this search", "use {--decoder fast-beam}")
             sample = {**sample, "constraints": constraints}
         source = sample["net_input"]["src_tokens"]
         if source.dim() == 2 and source.size(1) > self._max_source:
             raise ConfigurationError(
+                None,
+                None,
                 f"a source has {source.size(1)} tokens, and the model reads at most {self._max_source} "
-                "(--max-source-positions); split it or leave it out"
+                "({--max-source-positions})",
+                "split it or leave it out",
             )
         if self.number is not None:
             sample = self.number(sample)

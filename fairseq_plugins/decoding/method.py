@@ -127,7 +127,7 @@ class MethodSpec:
     searches_beams: bool = False  # whether it keeps `--beam` hypotheses per sentence instead of one
     verifier_class: type[nn.Module] | None = None  # None for any class that the engine can run
     # Returns the option, with its value, that copies source tokens into the output: dictionaries must be equal.
-    copies_source: Callable[[Any], str | None] = lambda options: None
+    copies_source: Callable[[Any], tuple[str, str] | None] = lambda options: None
     check: Callable[[Any], None] = _no_check  # refuses contradictory options before anything is loaded
     check_fit: Callable[[MethodContext, Any], None] = _no_check  # refuses models and dictionaries that do not fit
     accept_reason: str = TOP_1  # reason in traces for an accepted token that is the verifier's best

@@ -41,7 +41,7 @@ def check_draft_vocabulary(options: TrainedDrafterOptions) -> None:
     """Raise ConfigurationError for a share outside (0, 1]."""
     if options.draft_vocabulary is not None and not 0 < options.draft_vocabulary <= 1:
         raise ConfigurationError(
-            f"--draft-vocabulary {options.draft_vocabulary}: must be in (0, 1], a share of the training targets"
+            "--draft-vocabulary", options.draft_vocabulary, "must be in (0, 1], a share of the training targets"
         )
 
 
@@ -51,19 +51,25 @@ def check_drafter(context: MethodContext, block_size: int | None, vocabulary_sha
     decoder = context.drafter.decoder
     if int(decoder.dictionary_fingerprint) != int(dictionary_fingerprint(context.target)):
         raise ConfigurationError(
-            "--drafter-path: the drafter was trained with another target dictionary than this data folder's; "
-            "binarise both with the same dictionaries (fairseq-preprocess --srcdict/--tgtdict)"
+            "--drafter-path",
+            None,
+            "the drafter was trained with another target dictionary than this data folder's",
+            "binarise both with the same dictionaries (fairseq-preprocess --srcdict/--tgtdict)",
         )
     if (vocabulary_share or 1) < 1 and not decoder.target_counts.any():
         raise ConfigurationError(
-            f"--draft-vocabulary {vocabulary_share}: this drafter was trained before its targets were counted; "
-            "train it on for an epoch, or leave the option out"
+            "--draft-vocabulary",
+            vocabulary_share,
+            "this drafter was trained before its targets were counted",
+            "train it on for an epoch, or leave the option out",
         )
     trained = int(decoder.trained_block_size)
     if block_size is not None and block_size > trained:
         raise ConfigurationError(
-            f"--block-size {block_size}: the drafter was trained for blocks of {trained}; give at most "
-            f"{trained} or train a drafter with --block-size {block_size}"
+            "--block-size",
+            block_size,
+            f"the drafter was trained for blocks of {trained}",
+            f"give at most {trained} or train a drafter with {{--block-size {block_size}}}",
         )
 
 
@@ -157,8 +163,10 @@ def check_fallback(options: FallbackOptions) -> None:
     check_draft_vocabulary(options)
     if options.draft_vocabulary is not None and not has_fallback(options):
         raise ConfigurationError(
-            f"--draft-vocabulary {options.draft_vocabulary}: is for trained drafters; add --iad-fallback gad, or leave "
-            "it out"
+            "--draft-vocabulary",
+            options.draft_vocabulary,
+            "is for trained drafters",
+            "add {--iad-fallback gad}, or leave it out",
         )
 
 

@@ -12,10 +12,10 @@ from fairseq_plugins.decoding.reference.drafters import NoDrafter
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.state import DecodingState, Draft
 from fairseq_plugins.decoding.reference.verifier import Verifier
-from fairseq_plugins.errors import ConfigurationError
 from tests.cases import Case, cases
 from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.decoding.methods.test_untrained import METHODS
+from tests.errors import refused
 from tests.learned import learned_drafter
 from tests.strategies import BLOCK_SIZES, DRAFTERS, FEATURE_DRAFTERS, SEARCHES, UNSHRUNK, example_count
 from tests.support import (
@@ -138,7 +138,7 @@ def test_prefixes_are_refused() -> None:
     task = make_task(12)
     model, sample = make_transformer(task), make_sample(task, [3, 4, 5])
     search = {"prefix_tokens": torch.full((3, 1), 7), "max_len_b": 20}
-    with pytest.raises(ConfigurationError, match="--active-sentences.*--prefix-size"):
+    with refused("--active-sentences.*--prefix-size"):
         decode([model], task, sample, NoDrafter(), active_sentences=2, **search)
     ours, _ = decode([model], task, sample, Options("greedy"), active_sentences=2, **search)
     assert_same_output(ours, fairseq_greedy([model], task, sample, **search))

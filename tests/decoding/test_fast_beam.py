@@ -13,6 +13,7 @@ from fairseq_plugins.decoding.reference.state import Beams, Candidates, no_draft
 from fairseq_plugins.decoding.weights import Precision
 from fairseq_plugins.errors import ConfigurationError
 from tests.cases import Case, cases
+from tests.errors import error_about
 from tests.strategies import DETERMINISTIC, SEARCHES, SOURCES, TRANSFORMERS, UNSHRUNK, example_count
 from tests.support import (
     Options,
@@ -192,7 +193,7 @@ def test_prefix_of_eos_only() -> None:
     prefix = torch.tensor([[EOS], [7]])
     with pytest.raises(AssertionError):
         fairseq_beam([model], task, sample, 3, max_len_b=9, prefix_tokens=prefix)
-    with pytest.raises(ConfigurationError, match="--prefix-size"):
+    with error_about("--prefix-size"):
         decode([model], task, sample, FAST_BEAM, beam_size=3, max_len_b=9, prefix_tokens=prefix)
     expected = fairseq_beam([model], task, sample, 1, max_len_b=9, prefix_tokens=prefix)
     output, _ = decode([model], task, sample, FAST_BEAM, beam_size=1, max_len_b=9, prefix_tokens=prefix)

@@ -10,8 +10,8 @@ from fairseq.dataclass.configs import GenerationConfig
 from fairseq.sequence_scorer import SequenceScorer
 from fairseq.token_generation_constraints import pack_constraints
 
-from fairseq_plugins.errors import ConfigurationError
 from tests.decoding.reference.search.test_strategy import language_model
+from tests.errors import refused
 from tests.generation_options import NOTHING, OPTIONS, PRINTING, REFUSED, SAME, Entry
 from tests.support import make_sample, make_task, make_transformer
 
@@ -55,7 +55,7 @@ def test_option_does_what_the_table_says(name: str, decoder: str, beam: int) -> 
     elif does == REFUSED:
         shown = {"lm_weight": "lm-path", "diverse_beam_strength": "diverse-beam-groups"}.get(name, name)
         shown = "retain-dropout" if name == "retain_dropout_modules" else shown.replace("_", "-")
-        with pytest.raises(ConfigurationError, match=f"--{shown}"):
+        with refused(f"--{shown}"):
             decoded(decoder, name, entry, beam)
     elif name == "beam":
         kept = 1 if decoder == "greedy" else 3

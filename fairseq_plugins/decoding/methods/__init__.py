@@ -81,13 +81,15 @@ def check_options(cfg: Any) -> None:
         value, default = getattr(cfg, name), declarations[0].default
         is_ignored = all(declared.metadata["ignored_by_other_methods"] for declared in declarations)
         if name not in own and not is_ignored and plain(value) != default:
-            option_text = flag(name) if value is True else f"{flag(name)} {value}"
-            raise ConfigurationError(f"{option_text}: is for --decoder {', '.join(_users(name))}, not {spec.name}")
+            given = None if value is True else plain(value)
+            raise ConfigurationError(
+                flag(name), given, f"is for {{--decoder {', '.join(_users(name))}}}, not {spec.name}"
+            )
     options = spec.read(cfg)
     spec.check(options)
     if cfg.drafter_path is not None and not spec.needs_drafter(options.resolved):
         raise ConfigurationError(
-            f"--drafter-path {cfg.drafter_path}: --decoder {spec.name} uses no drafter; add --decoder gad"
+            "--drafter-path", cfg.drafter_path, f"{{--decoder {spec.name}}} uses no drafter", "add {--decoder gad}"
         )
 
 

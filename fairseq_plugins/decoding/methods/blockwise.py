@@ -52,13 +52,15 @@ def _check(options: BlockwiseOptions) -> None:
     check_thresholds(options.top_beta, options.tau)
     if options.accept_distance is not None and not options.accept_distance >= 0:
         raise ConfigurationError(
-            f"--accept-distance {options.accept_distance}: a difference of numbers; give 0 or more"
+            "--accept-distance", options.accept_distance, "a difference of numbers", "give 0 or more"
         )
     if options.accept_distance is not None and options.top_beta > 1:
-        raise ConfigurationError("--accept-distance, --top-beta: two ways to accept more; give one of them")
+        raise ConfigurationError(
+            "--accept-distance", None, "and {--top-beta} are two ways to accept more", "give one of them"
+        )
     if options.min_block < 1 or (options.block_size is not None and options.min_block > options.block_size):
         limit = "" if options.block_size is None else f", and at most the block size ({options.block_size})"
-        raise ConfigurationError(f"--min-block {options.min_block}: give at least 1{limit}")
+        raise ConfigurationError("--min-block", options.min_block, f"give at least 1{limit}")
 
 
 def _check_fit(context: MethodContext, options: BlockwiseOptions) -> None:
@@ -66,18 +68,24 @@ def _check_fit(context: MethodContext, options: BlockwiseOptions) -> None:
     if len(models) > 1 or not isinstance(models[0], BlockwiseTransformer):
         what = "several models" if len(models) > 1 else f"a {type(models[0]).__name__} without heads"
         raise ConfigurationError(
-            f"--decoder blockwise: --path holds {what}; give one blockwise_transformer (train one with fairseq-train "
-            "--arch blockwise_transformer --base-path MODEL.pt)"
+            "--decoder",
+            "blockwise",
+            f"{{--path}} holds {what}",
+            "give one blockwise_transformer (train one with fairseq-train --arch blockwise_transformer --base-path "
+            "MODEL.pt)",
         )
     heads = models[0].decoder.heads
     width = options.block_size or heads
     if width > heads:
-        raise ConfigurationError(f"--block-size {width}: the model has {heads} heads; give at most {heads}")
+        raise ConfigurationError("--block-size", width, f"the model has {heads} heads", f"give at most {heads}")
     if options.min_block > width:
-        raise ConfigurationError(f"--min-block {options.min_block}: more than the block size; give at most {width}")
+        raise ConfigurationError("--min-block", options.min_block, "more than the block size", f"give at most {width}")
     if options.accept_distance is not None and _numbers(context.target).isnan().all():
         raise ConfigurationError(
-            f"--accept-distance {options.accept_distance}: no symbol of the target dictionary is a number; leave it out"
+            "--accept-distance",
+            options.accept_distance,
+            "no symbol of the target dictionary is a number",
+            "leave it out",
         )
 
 

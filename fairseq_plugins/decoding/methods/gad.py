@@ -67,12 +67,14 @@ def _check_relaxed(options: RelaxedOptions) -> None:
     relaxed = options.top_beta != 1 or options.tau != 0
     if options.preset != "none" and relaxed:
         raise ConfigurationError(
-            f"--preset {options.preset}: sets --top-beta and --tau; give either the preset or these"
+            "--preset", options.preset, "sets {--top-beta} and {--tau}", "give either the preset or these"
         )
     if options.preset == "none" and not relaxed:
         raise ConfigurationError(
-            "--decoder gad++: accepts no more than gad without its settings; add --preset high-quality, "
-            "--preset high-efficiency, or --top-beta and --tau"
+            "--decoder",
+            "gad++",
+            "accepts no more than gad without its settings",
+            "add {--preset high-quality}, {--preset high-efficiency}, or {--top-beta} and {--tau}",
         )
 
 

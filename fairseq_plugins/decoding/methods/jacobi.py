@@ -60,11 +60,11 @@ class HybridJacobiOptions(BlockJacobiOptions):
 
 def _check_length(options: HybridJacobiOptions) -> None:
     if options.jacobi_length < 1:
-        raise ConfigurationError(f"--jacobi-length {options.jacobi_length}: give at least 1 token to solve in parallel")
+        raise ConfigurationError("--jacobi-length", options.jacobi_length, "give at least 1 token to solve in parallel")
 
 
-def _starts_from_source(options: JacobiOptions) -> str | None:
-    return "--jacobi-init source" if options.jacobi_init == "source" else None
+def _starts_from_source(options: JacobiOptions) -> tuple[str, str] | None:
+    return ("--jacobi-init", "source") if options.jacobi_init == "source" else None
 
 
 def _initial(context: MethodContext, options: JacobiOptions) -> int | None:

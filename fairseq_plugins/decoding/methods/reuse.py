@@ -39,7 +39,9 @@ def drafts_of(sample: Mapping[str, Any], target: Dictionary) -> list[list[list[i
         for draft in found[-1]:
             for token in draft:
                 if not 0 <= token < len(target):
-                    raise ConfigurationError(f"drafts: token {token} is not in the dictionary of {len(target)} symbols")
+                    raise ConfigurationError(
+                        "--drafts", None, f"token {token} is not in the dictionary of {len(target)} symbols"
+                    )
     return found
 
 
@@ -59,7 +61,7 @@ def _check(options: ReuseOptions) -> None:
     check_fallback(options)
     for path in () if options.drafts is None else str(options.drafts).split(":"):
         if not Path(path).is_file():
-            raise ConfigurationError(f"--drafts {path}: no such file; give a draft a line")
+            raise ConfigurationError("--drafts", path, "no such file", "give a draft a line")
 
 
 def _of_fallback(context: MethodContext, options: ReuseOptions) -> ReuseOptions:

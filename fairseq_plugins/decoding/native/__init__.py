@@ -30,7 +30,7 @@ def kernels() -> ModuleType:
         runnable = module.runnable_instruction_sets()
         if requested not in runnable:
             raise ConfigurationError(
-                f"SPEC_DEC_ISA={requested}: this processor runs {', '.join(runnable)}; name one of these"
+                "SPEC_DEC_ISA", requested, f"this processor runs {', '.join(runnable)}", "name one of these"
             )
         module.use_instruction_set(requested)
     return module

@@ -116,10 +116,10 @@ def _lines(path: str) -> Iterator[tuple[int, bytes]]:
                     raise _unreadable(path, number, "is truncated")
                 yield number, line
     except OSError as error:
-        hint = f"give a file that {OPTION} wrote"
+        hint = f"give a file that {{{OPTION}}} wrote"
         if Path(f"{path}.partial").exists():
             hint += f"; the run that wrote {path}.partial was interrupted or failed, decode again"
-        raise ConfigurationError(f"{path}: cannot be read ({error.strerror}); {hint}") from error
+        raise ConfigurationError(None, path, f"cannot be read ({error.strerror})", hint) from error
 
 
 def _header(path: str, line: bytes) -> Trace:
@@ -138,8 +138,10 @@ def _header(path: str, line: bytes) -> Trace:
     except (ValueError, TypeError, KeyError) as error:
         raise _unreadable(path, 1, "not the header of a trace", error) from error
     raise ConfigurationError(
-        f"{path}, line 1: a trace of version {version}, but only version {VERSION} can be read; "
-        f"decode again with {OPTION}"
+        None,
+        f"{path}, line 1",
+        f"a trace of version {version}, but only version {VERSION} can be read",
+        f"decode again with {{{OPTION}}}",
     )
 
 
@@ -184,4 +186,6 @@ def _unreadable(path: str, line: int, what: str, error: Exception | None = None)
     reason = ""
     if error is not None:
         reason = f" (no {error})" if isinstance(error, KeyError) else f" ({error})"
-    return ConfigurationError(f"{path}, line {line}: {what}{reason}; copy it again or decode again with {OPTION}")
+    return ConfigurationError(
+        None, f"{path}, line {line}", f"{what}{reason}", f"copy it again or decode again with {{{OPTION}}}"
+    )

@@ -19,11 +19,11 @@ from fairseq_plugins.shared.partial_file import PartialFile
 def check_traceable(file: str, spec: MethodSpec, scores_reference: bool, is_one_run: bool) -> None:
     """Raise ConfigurationError for methods without drafts, and for commands that decode several times."""
     if scores_reference:
-        raise ConfigurationError(f"{OPTION} {file}: --score-reference decodes nothing; leave one of them out")
+        raise ConfigurationError(OPTION, file, "{--score-reference} decodes nothing", "leave one of them out")
     if not is_one_run:
-        raise ConfigurationError(f"{OPTION} {file}: holds one run; use it with fairseq-generate or fairseq-interactive")
+        raise ConfigurationError(OPTION, file, "holds one run", "use it with fairseq-generate or fairseq-interactive")
     if spec.build is None or spec.searches_beams:
-        raise ConfigurationError(f"{OPTION} {file}: --decoder {spec.name} does not draft; add --decoder gad")
+        raise ConfigurationError(OPTION, file, f"{{--decoder {spec.name}}} does not draft", "add {--decoder gad}")
 
 
 class Tracer(Protocol):

@@ -57,7 +57,9 @@ class CachedDecoder:
     ) -> None:
         reason = unsupported_reason(decoder)
         if reason is not None:
-            raise ConfigurationError(f"this model cannot be decoded by drafting: {reason}; use --decoder beam")
+            raise ConfigurationError(
+                None, None, f"this model cannot be decoded by drafting: {reason}", "use {--decoder beam}"
+            )
         self.decoder = decoder
         self.engine = engine
         self.beam = beam

@@ -166,8 +166,11 @@ class FusedEncoder:
         tokens = net_input["src_tokens"]
         if tokens.dim() != 2:
             raise ConfigurationError(
-                f"--fp16, --bf16: the encoder {type(self.encoder).__name__} reads no tokens, and its output in half "
-                "precision depends on the batch; leave the option out, or use --decoder beam"
+                None,
+                "--fp16, --bf16",
+                f"the encoder {type(self.encoder).__name__} reads no tokens, and its output in half precision depends "
+                "on the batch",
+                "leave the option out, or use {--decoder beam}",
             )
         padding = tokens == self.encoder.dictionary.pad()
         outputs = [

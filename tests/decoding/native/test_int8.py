@@ -11,9 +11,9 @@ from fairseq_plugins.decoding.checks import check_fit
 from fairseq_plugins.decoding.native.model import NativeWeights
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.weights import Precision, dequantized, quantized
-from fairseq_plugins.errors import ConfigurationError
 from tests.cases import Case, cases
 from tests.decoding.methods.test_untrained import METHODS
+from tests.errors import refused
 from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, UNSHRUNK, example_count
 from tests.support import (
     Options,
@@ -130,5 +130,5 @@ def test_unsupported_runs_are_refused() -> None:
         (elsewhere, "--int8: is for the CPU, and this model is on meta"),
     ):
         method = Options("greedy", int8=True)
-        with pytest.raises(ConfigurationError, match=message):
+        with refused(message):
             check_fit(method.spec, method.options, method.context([model], None, task))

@@ -10,8 +10,8 @@ import pytest
 from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStats
 from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs
 from fairseq_plugins.decoding.reference.engine import Engine
-from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.machine import machine
+from tests.errors import error_about
 from tests.support import Options, decode, fairseq_greedy, ids, make_sample, make_task, make_transformer
 
 BATCH = [SentenceStats(3, 5, 7, 2, [4, 3], 2, 0.5), SentenceStats(1, 4, 2, 1, [2], 2, 0.5)]
@@ -65,7 +65,7 @@ def test_interrupted_run_leaves_no_final_file(tmp_path: Path, monkeypatch: pytes
 
 
 def test_unwritable_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="--stats-file .*missing.*writable"):
+    with error_about("--stats-file", "missing.*writable"):
         DecodingStats("gad", str(tmp_path / "missing" / "stats.jsonl"))
 
 

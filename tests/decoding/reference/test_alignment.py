@@ -8,7 +8,7 @@ from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.models.transformer_align import TransformerAlignModel
 
 import fairseq_plugins
-from fairseq_plugins.errors import ConfigurationError
+from tests.errors import error_about
 from tests.support import REPOSITORY, make_sample, make_task, make_transformer
 
 
@@ -54,5 +54,5 @@ def test_models_without_attention_are_named(monkeypatch: pytest.MonkeyPatch) -> 
     without = lambda *_, **__: (torch.zeros(1), {"attn": [None]})  # noqa: E731
     monkeypatch.setattr(TransformerDecoderBase, "extract_features", without)
     generator = task.build_generator([model], Namespace(print_alignment="hard"))
-    with pytest.raises(ConfigurationError, match="--print-alignment: the model has no attention"):
+    with error_about("--print-alignment", "the model has no attention"):
         generator.generate([model], make_sample(task, [3]))

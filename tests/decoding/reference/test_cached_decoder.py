@@ -18,8 +18,8 @@ from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.layout import Chain, Span
 from fairseq_plugins.decoding.reference.state import DecodingState, Draft
 from fairseq_plugins.decoding.reference.verifier import Verifier
-from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.support import unsupported_reason
+from tests.errors import refused
 from tests.strategies import TRANSFORMERS, UNSHRUNK, example_count
 from tests.support import (
     Options,
@@ -222,7 +222,7 @@ def test_encoder_without_layers(decoder: str) -> None:
 def test_what_cannot_be_run_is_refused_by_name(make: Any, reason: str) -> None:
     decoder = make()
     assert reason in (unsupported_reason(decoder) or "")
-    with pytest.raises(ConfigurationError, match="--decoder beam"):
+    with refused("--decoder beam"):
         CachedDecoder(decoder, Engine())
 
 

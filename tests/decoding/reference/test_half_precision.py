@@ -19,11 +19,11 @@ from fairseq_plugins.decoding.native.model import NativeWeights
 from fairseq_plugins.decoding.reference.captured.fixed_shapes import ROWS, SLOTS, attention, in_row_blocks
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.half_precision import with_rounded_weights
-from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.cases import Case, cases
 from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.decoding.reference.captured.test_graphed_decoder import Recorder, graphing
+from tests.errors import error_about
 from tests.strategies import DETERMINISTIC, DRAFTERS, FEATURE_DRAFTERS, SEARCHES, SOURCES, UNSHRUNK, example_count
 from tests.support import Options, decode, ids, make_args, make_sample, make_task, make_transformer
 
@@ -298,7 +298,7 @@ def test_changed_weights_are_rounded_again() -> None:
 
 
 def test_int8_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="--int8: rounds fp32 weights; leave out --bf16"):
+    with error_about("--int8", "rounds fp32 weights; leave out --bf16"):
         SpecDecTask.setup_task(make_task(9, int8=True, decoding_method="greedy", bf16=True).cfg)
 
 

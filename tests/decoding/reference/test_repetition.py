@@ -12,7 +12,7 @@ from fairseq.ngram_repeat_block import NGramRepeatBlock
 
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.repetition import forbid_repetition
-from fairseq_plugins.errors import ConfigurationError
+from tests.errors import error_about
 from tests.support import (
     Options,
     all_ids,
@@ -89,11 +89,11 @@ def test_fairseqs_own_search_warns_and_a_drafter_alone_refuses(caplog: pytest.Lo
     task.build_generator(models, Namespace(no_repeat_ngram_size=3))
     assert "--no-repeat-ngram-size: forbids nothing in fairseq 0.12's own search" in caplog.text
     task = make_task(decoding_method="nat")
-    with pytest.raises(ConfigurationError, match="--no-repeat-ngram-size: is not for --decoder nat"):
+    with error_about("--no-repeat-ngram-size", "is not for --decoder nat"):
         task.build_generator([make_drafter(task)], Namespace(no_repeat_ngram_size=3))
 
 
 def test_a_size_of_one_is_refused() -> None:
     task = make_task(12, decoding_method="greedy")
-    with pytest.raises(ConfigurationError, match="--no-repeat-ngram-size 1: forbids the end of the sentence"):
+    with error_about("--no-repeat-ngram-size", "forbids the end of the sentence"):
         task.build_generator([make_transformer(task, 1)], Namespace(no_repeat_ngram_size=1))

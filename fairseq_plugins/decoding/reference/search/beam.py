@@ -82,8 +82,10 @@ class BeamSearch:
 def eos_forbidden_error(max_len: int) -> ConfigurationError:
     """Return the error for a longest output at which EOS is forbidden."""
     return ConfigurationError(
-        f"--decoder fast-beam: nothing may end after {max_len} tokens, where --max-len-a/b end all; "
-        "look at --no-repeat-ngram-size, --constraints and the prefixes of --prefix-size"
+        "--decoder",
+        "fast-beam",
+        f"nothing may end after {max_len} tokens, where {{--max-len-a}} and {{--max-len-b}} end all",
+        "look at {--no-repeat-ngram-size}, {--constraints} and the prefixes of {--prefix-size}",
     )
 
 

@@ -23,6 +23,7 @@ from fairseq_plugins.decoding.reference.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.verifier_features import FeatureReader
+from tests.errors import error_about, refused
 from tests.strategies import FEATURE_DRAFTERS, TRANSFORMERS, UNSHRUNK, example_count, fitting
 from tests.support import (
     Options,
@@ -282,29 +283,29 @@ def test_verifier_tuning_by_hand() -> None:
 )
 def test_invalid_options_are_refused(options: dict[str, Any], match: str) -> None:
     task = make_task(VOCABULARY)
-    with pytest.raises(ConfigurationError, match=match):
+    with refused(match):
         make_drafter(task, verifier=make_transformer(task), **FEATURES, **options)
 
 
 def test_invalid_use_is_refused() -> None:
     task = make_task(VOCABULARY)
     verifier = make_transformer(task)
-    with pytest.raises(ConfigurationError, match="--drafter-context features.*--verifier-path"):
+    with error_about("--drafter-context", "--drafter-context features.*--verifier-path"):
         make_drafter(task, **FEATURES)
     model = make_drafter(task, verifier=verifier, **FEATURES)
-    with pytest.raises(ConfigurationError, match="--decoder nat.*--decoder gad"):
+    with error_about("--decoder", "--decoder nat.*--decoder gad"):
         alone = Options("nat")
         check_fit(alone.spec, alone.options, alone.context([verifier], model, task))
-    with pytest.raises(ConfigurationError, match="--position-decay -1"):
+    with error_about("--position-decay"):
         GlatLoss(task, 0.1, position_decay=-1.0)
-    with pytest.raises(ConfigurationError, match="--soft-targets 1.5"):
+    with error_about("--soft-targets"):
         GlatLoss(task, 0.1, soft_targets=1.5)
-    with pytest.raises(ConfigurationError, match="--verifier-loss -1"):
+    with error_about("--verifier-loss"):
         GlatLoss(task, 0.1, verifier_loss=-1.0)
-    with pytest.raises(ConfigurationError, match="--tune-verifier.*--drafter-context features"):
+    with refused("--tune-verifier.*--drafter-context features"):
         make_drafter(task, tune_verifier=True)
     tokens, (target, previous) = make_drafter(task), make_targets([3])
     blocks = sample_blocks(target, previous, 3, 1, "prefix-causal", 1, tokens.decoder.mask_id)
     net_input = make_sample(task, [4])["net_input"]
-    with pytest.raises(ConfigurationError, match="--soft-targets.*--drafter-context features"):
+    with refused("--soft-targets.*--drafter-context features"):
         tokens(**net_input, blocks=blocks, soft_targets=True)

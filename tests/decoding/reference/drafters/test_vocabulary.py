@@ -12,9 +12,9 @@ from fairseq_plugins.decoding.methods import check_options
 from fairseq_plugins.decoding.reference.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.reference.drafters.vocabulary import DEFAULT_SHARE, draft_vocabulary, scatter_scores
 from fairseq_plugins.decoding.reference.engine import Engine
-from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.tasks.options import SpecDecConfig
+from tests.errors import error_about, refused
 from tests.strategies import DETERMINISTIC, DRAFTERS, FEATURE_DRAFTERS, SOURCES, UNSHRUNK, example_count, fitting
 from tests.support import (
     Options,
@@ -114,7 +114,7 @@ def test_checkpoints_without_counts() -> None:
     drafter.load_state_dict(old)
     plain, some = Options("gad"), Options("gad", draft_vocabulary=0.5)
     check_fit(plain.spec, plain.options, plain.context([], drafter, task))
-    with pytest.raises(ConfigurationError, match="--draft-vocabulary 0.5: this drafter was trained before.*train it"):
+    with error_about("--draft-vocabulary", "this drafter was trained before.*train it"):
         check_fit(some.spec, some.options, some.context([], drafter, task))
 
 
@@ -128,5 +128,5 @@ def test_checkpoints_without_counts() -> None:
     ],
 )
 def test_invalid_options_are_refused(options: dict[str, Any], match: str) -> None:
-    with pytest.raises(ConfigurationError, match=match):
+    with refused(match):
         check_options(SpecDecConfig(**options))

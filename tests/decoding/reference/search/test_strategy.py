@@ -9,7 +9,7 @@ from fairseq.models.transformer_lm import TransformerLanguageModel, base_lm_arch
 from fairseq.token_generation_constraints import pack_constraints
 
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.errors import ConfigurationError
+from tests.errors import error_about
 from tests.support import liven, make_args, make_sample, make_task, make_transformer
 
 VOCABULARY = 40
@@ -81,13 +81,13 @@ def test_a_prefix_goes_before_other_searches() -> None:
 def test_mistakes_are_named() -> None:
     task = make_task(VOCABULARY, decoding_method="fast-beam")
     models, sample = [make_transformer(task, 3)], make_sample(task, [3])
-    with pytest.raises(ConfigurationError, match="--diverse-beam-groups 3: must divide --beam 4"):
+    with error_about("--diverse-beam-groups", "must divide --beam 4"):
         task.build_generator(models, Namespace(beam=4, diverse_beam_groups=3))
     constraints = pack_constraints([[torch.tensor([7])]])
     plain = task.build_generator(models, Namespace(beam=4))
-    with pytest.raises(ConfigurationError, match="--constraints: are not for this search"):
+    with error_about("--constraints", "are not for this search"):
         plain.generate(models, sample, constraints=constraints)
     task.cfg.active_sentences = 2
     held = task.build_generator(models, Namespace(beam=4, diversity_rate=0.5))
-    with pytest.raises(ConfigurationError, match="--active-sentences: is not supported with --diversity-rate"):
+    with error_about("--active-sentences", "is not supported with --diversity-rate"):
         held.generate(models, sample)
