@@ -1,4 +1,9 @@
-"""Draft-and-verify decoding for fairseq: registers the task, models and criterions of `--user-dir fairseq_plugins`."""
+"""Draft-and-verify decoding for fairseq: registers the task, models and criterions of `--user-dir fairseq_plugins`.
+
+In a program that imports it, it changes nothing that is the program's; in a tool of fairseq it does (`is_tool`).
+"""
+
+import sys
 
 from fairseq_plugins.help_texts import answer_help
 from fairseq_plugins.version import __version__
@@ -9,12 +14,14 @@ from fairseq_plugins.shared.arguments import refuse_wrong_arguments  # noqa: E40
 
 refuse_wrong_arguments()
 
-from fairseq_plugins.errors import ConfigurationError, install_one_line_errors  # noqa: E402
+from fairseq_plugins.checkpoint.tool_errors import excepthook  # noqa: E402
+from fairseq_plugins.errors import ConfigurationError, on_command_line, spell_as  # noqa: E402
 from fairseq_plugins.process.output import is_tool, lower_log_level, unchanged_logging, watch_output  # noqa: E402
 
 # Before torch is imported, which takes seconds in which the user may press Ctrl-C.
-install_one_line_errors()
 if is_tool():
+    sys.excepthook = excepthook
+    spell_as(on_command_line)
     watch_output()
     lower_log_level()
 
@@ -46,11 +53,12 @@ with without_garbage_collection(), deferred_settings(), unchanged_logging():
     from fairseq_plugins.process.stopping import stop_on_request
     from fairseq_plugins.shared.parsing import help_of_fairseqs_tools, refuse_wrong_arguments_of_fairseqs_tools
 
-help_of_fairseqs_tools()
-refuse_wrong_arguments_of_fairseqs_tools()
-bf16_without_tpu()
-keep_freed_memory()
-stop_on_request()
+if is_tool():
+    help_of_fairseqs_tools()
+    refuse_wrong_arguments_of_fairseqs_tools()
+    bf16_without_tpu()
+    keep_freed_memory()
+    stop_on_request()
 
 __all__ = [
     "CallOptions",

@@ -263,6 +263,8 @@ def _run(client: socket.socket, report: Path) -> None:
     """Run a command in this fork, report its new cache keys, and exit."""
     from fairseq.utils import import_user_module
 
+    from fairseq_plugins.checkpoint.tool_errors import excepthook
+    from fairseq_plugins.errors import on_command_line, spell_as
     from fairseq_plugins.process.output import lower_log_level, watch_output
     from fairseq_plugins.process.stopping import stop_on_request
     from tests import quick_options
@@ -291,6 +293,8 @@ def _run(client: socket.socket, report: Path) -> None:
         importlib.reload(module)
     if name.startswith("spec-dec-") or "--user-dir" in arguments:
         # Importing the plugin does this, but the server imported it before the output was redirected.
+        sys.excepthook = excepthook
+        spell_as(on_command_line)
         watch_output()
         lower_log_level()
         stop_on_request()

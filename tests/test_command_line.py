@@ -2,9 +2,11 @@
 
 import json
 import re
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from fairseq_plugins.errors import explain
+from fairseq_plugins.checkpoint.tool_errors import explain_in_tool
+from fairseq_plugins.errors import on_command_line
 from tests.conftest import TINY, TRAINING, Corpus
 from tests.support import finish_command, run_command, run_in_process, start_command
 
@@ -395,12 +398,16 @@ BAD_INPUTS = [
 
 
 @pytest.mark.parametrize("name", BAD_INPUTS)
-def test_bad_input_is_explained_in_one_line(corpus: Corpus, tmp_path: Path, name: str) -> None:
+def test_bad_input_is_explained_in_one_line(
+    corpus: Corpus, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options, named = bad_inputs(corpus, tmp_path)[name]
     with pytest.raises(Exception) as caught:  # noqa: PT011, B017
         run_in_process("generate", f"{options} --cpu --quiet")
-    message = explain(caught.value, caught.value.__traceback__)
-    assert message is not None, f"no one-line explanation of {caught.value!r}"
+    monkeypatch.setattr(sys, "argv", ["fairseq-generate", *shlex.split(options)])
+    error = explain_in_tool(caught.value)
+    assert error is not None, f"no one-line explanation of {caught.value!r}"
+    message = error.spelled(on_command_line)
     assert "\n" not in message
     for part in named:
         assert part in message
@@ -439,8 +446,8 @@ def test_convolutional_verifier(corpus: Corpus, tmp_path: Path) -> None:
     )
     with pytest.raises(Exception) as caught:  # noqa: PT011, B017
         generate(corpus, "--task spec_dec --decoder greedy", tmp_path / "checkpoint_last.pt")
-    message = explain(caught.value, caught.value.__traceback__) or ""
-    assert "--path" in message and "FConvModel (fconv), which is not decoded here" in message
+    message = str(explain_in_tool(caught.value))
+    assert "verifier" in message and "FConvModel (fconv), which is not decoded here" in message
 
 
 def test_interrupt_leaves_no_file_under_its_final_name(

@@ -80,12 +80,12 @@ def test_help_does_not_import_torch(tmp_path: Path, arguments: list[str]) -> Non
 @pytest.mark.parametrize(
     ("command", "given", "message"),
     [
-        ("translate", "folder --bem 5", "unrecognized arguments: --bem 5; did you mean --beam? (see"),
+        ("translate", "folder --bem 5", "--bem: no such option; did you mean --beam? (see"),
         ("translate", "folder --precision fp61", "--precision fp61: no such value; did you mean fp16? (see"),
-        ("translate", "folder --beam five", "argument --beam: 'five' is not a whole number of at least 1 (see"),
-        ("convert", "folder", "the following arguments are required: OUT (see"),
+        ("translate", "folder --beam five", "--beam: 'five' is not a whole number of at least 1; see"),
+        ("convert", "folder", "the following arguments are required: OUT; see"),
         ("distill", "merge data --shards s --destdir d --gen-subsets train", "did you mean --gen-subset? (see"),
-        ("distill", "decode data --path p --output o --workers 0", "argument --workers: '0' is not"),
+        ("distill", "decode data --path p --output o --workers 0", "--workers: '0' is not"),
         ("bench", "data --path p --decoder greedyy", "--decoder greedyy: no such value; did you mean greedy? (see"),
     ],
 )
@@ -109,8 +109,8 @@ def test_right_arguments_go_on(given: str, tmp_path: Path) -> None:
     ("given", "message"),
     [
         ("generate x --path x --decoder greedyy", "--decoder greedyy: no such value; did you mean greedy?"),
-        ("generate x --path x --decoder greedy --beeam 5", "unrecognized arguments: --beeam 5; did you mean --beam"),
-        ("interactive x --path x --max-tokens many", "argument --max-tokens: invalid int value: 'many'"),
+        ("generate x --path x --decoder greedy --beeam 5", "--beeam: no such option; did you mean --beam"),
+        ("interactive x --path x --max-tokens many", "--max-tokens: invalid int value: 'many'"),
         (
             "train x --arch block_nat --criterion glat_los",
             "--criterion glat_los: no such value; did you mean glat_loss",

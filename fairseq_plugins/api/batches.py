@@ -16,7 +16,6 @@ from fairseq_plugins.api.forks import usable_in_forks
 from fairseq_plugins.api.generators import Generators, Search
 from fairseq_plugins.api.inputs import check_characters, check_string, warn_of_lines
 from fairseq_plugins.api.results import CallStatistics, RecordedStats, Translation, emitted_of
-from fairseq_plugins.api.spelling import python_errors
 from fairseq_plugins.api.text import TextCoder
 from fairseq_plugins.checkpoint.session import Session
 from fairseq_plugins.decoding import methods
@@ -104,8 +103,7 @@ class BatchDecoder:
             if self._threads is not None:
                 torch.set_num_threads(self._threads)
             try:
-                with python_errors():
-                    yield
+                yield
             finally:
                 if self._threads is not None:
                     torch.set_num_threads(before)

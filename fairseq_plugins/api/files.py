@@ -8,7 +8,8 @@ from typing import Any
 from fairseq_plugins.conversion.cache import converted, is_hugging_face
 from fairseq_plugins.conversion.convert import missing_folder
 from fairseq_plugins.conversion.settings import Settings
-from fairseq_plugins.errors import CHECKPOINTS, ConfigurationError
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.files import CHECKPOINTS
 from fairseq_plugins.shared.languages import find_languages
 
 GPT2_FILES = ("encoder.json", "vocab.bpe")

@@ -25,7 +25,6 @@ from fairseq_plugins.api.options import (
     set_option,
 )
 from fairseq_plugins.api.other_tasks import task_configuration
-from fairseq_plugins.api.spelling import python_errors
 from fairseq_plugins.api.text_tools import check_text_tools, set_text_tools
 from fairseq_plugins.checkpoint.session import Session
 from fairseq_plugins.decoding import methods
@@ -134,43 +133,42 @@ def _load(
 ) -> Model:
     """Load as `load` does, with `models` in place of the verifier's files if they are given."""
     arguments = {name: value for name, value in locals().items() if name not in ("options", "models")} | options
-    with python_errors(explains=True):
-        of_task = "" if task == "spec_dec" else f"give options of the task {task} as task_options=; else "
-        check_arguments(arguments, LoadArguments)
-        check_names(options, LOAD, _fitting(decoder), of_task)
-        if decoder is not None and decoder not in methods.DECODERS:
-            raise unknown_value("--decoder", decoder, methods.DECODERS)
-        if precision not in ("fp32", "fp16", "bf16"):
-            raise unknown_value("--precision", precision, ("fp32", "fp16", "bf16"))
-        has_heads = decoder is not None and methods.find(decoder).name == "blockwise"
-        is_own = task == "spec_dec"
-        files = find_files(folder, verifier, drafter, data, (source_lang, target_lang), subwords, has_heads, is_own)
-        name = methods.find(decoder or ("gad" if files.drafter is not None else "greedy")).name
-        values = {**files.options, **options}
-        on_gpu = torch.cuda.is_available() and device != "cpu"
-        if "int8" not in options and (on_gpu or precision != "fp32" or name == "beam"):
-            values.pop("int8", None)  # of a folder in int8, whose weights everything else reads in fp32
-        if is_own and task_options:
-            raise ConfigurationError("--task-options", dict(task_options), "are for another task", "give {--task}, too")
-        if is_own:
-            cfg = configuration(files, name, precision, values)
-        else:
-            cfg = task_configuration(task, files, name, precision, {**values, **(task_options or {})})
-        # A folder's drafter is there for whoever needs it; one that was named has to be of use.
-        if drafter is None and not methods.find(name).needs_drafter(methods.chosen(cfg.task)[1]):
-            cfg.task.drafter_path = None
-        index = _device(cfg, device)
-        check_paths(cfg)
-        set_text_tools(cfg, files, tokenizer)
-        with quiet_fairseq():
-            session = Session(cfg, index)
-            if models is not None:
-                session.models = models
-            check_text_tools(session, files.subwords)
-            model = Model(session, files.languages, threads, partial(load, **_absolute(arguments)))
-        if files.subwords is None and tokenizer is None and session.task.source_dictionary is not None:
-            _warn_of_subwords(files.data, session.task.source_dictionary.symbols)
-        return model
+    of_task = "" if task == "spec_dec" else f"give options of the task {task} as task_options=; else "
+    check_arguments(arguments, LoadArguments)
+    check_names(options, LOAD, _fitting(decoder), of_task)
+    if decoder is not None and decoder not in methods.DECODERS:
+        raise unknown_value("--decoder", decoder, methods.DECODERS)
+    if precision not in ("fp32", "fp16", "bf16"):
+        raise unknown_value("--precision", precision, ("fp32", "fp16", "bf16"))
+    has_heads = decoder is not None and methods.find(decoder).name == "blockwise"
+    is_own = task == "spec_dec"
+    files = find_files(folder, verifier, drafter, data, (source_lang, target_lang), subwords, has_heads, is_own)
+    name = methods.find(decoder or ("gad" if files.drafter is not None else "greedy")).name
+    values = {**files.options, **options}
+    on_gpu = torch.cuda.is_available() and device != "cpu"
+    if "int8" not in options and (on_gpu or precision != "fp32" or name == "beam"):
+        values.pop("int8", None)  # of a folder in int8, whose weights everything else reads in fp32
+    if is_own and task_options:
+        raise ConfigurationError("--task-options", dict(task_options), "are for another task", "give {--task}, too")
+    if is_own:
+        cfg = configuration(files, name, precision, values)
+    else:
+        cfg = task_configuration(task, files, name, precision, {**values, **(task_options or {})})
+    # A folder's drafter is there for whoever needs it; one that was named has to be of use.
+    if drafter is None and not methods.find(name).needs_drafter(methods.chosen(cfg.task)[1]):
+        cfg.task.drafter_path = None
+    index = _device(cfg, device)
+    check_paths(cfg)
+    set_text_tools(cfg, files, tokenizer)
+    with quiet_fairseq(), torch.random.fork_rng(devices=[]):  # fairseq initialises weights before it loads them
+        session = Session(cfg, index)
+        if models is not None:
+            session.models = models
+        check_text_tools(session, files.subwords)
+        model = Model(session, files.languages, threads, partial(load, **_absolute(arguments)))
+    if files.subwords is None and tokenizer is None and session.task.source_dictionary is not None:
+        _warn_of_subwords(files.data, session.task.source_dictionary.symbols)
+    return model
 
 
 def _warn_of_subwords(data: str, symbols: Sequence[str]) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor
 from fairseq_plugins.api.generators import configure
 from fairseq_plugins.api.jobs import Job
 from fairseq_plugins.api.results import CallStatistics, RecordedStats, Translation
-from fairseq_plugins.api.spelling import python_errors
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.decoded import Decoded, StepOutput
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
@@ -86,7 +85,7 @@ class ContinuousEngine:
 
     def admit(self, job: Job) -> None:
         drawing = job.search.drawing
-        with self._lock, python_errors():
+        with self._lock:
             check_search_numbers(SimpleNamespace(**drawing))
             configure(self._generator, job.search)
             sample, limits, first_token = self._request(job.source, job.drafts, job.place)

@@ -8,7 +8,6 @@ from fairseq.tasks import FairseqTask
 from omegaconf import OmegaConf
 
 from fairseq_plugins.api.options import WRAP, WrapOptions, check_names, set_option
-from fairseq_plugins.api.spelling import python_errors
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import unknown_value
 from fairseq_plugins.tasks.decoding import DecodesWithDrafts, Decoding, check_options, with_args
@@ -50,16 +49,14 @@ def wrap(task: Task, *, decoder: str, drafter: str | Path | None = None, **optio
     for name, value in options.items():
         set_option(cfg, name, value)
     cfg.decoding_method, cfg.drafter_path = decoder, None if drafter is None else str(drafter)
-    with python_errors():
-        check_options(cfg)
+    check_options(cfg)
     decoding = Decoding(cfg)
     is_ours = isinstance(task, DecodesWithDrafts)
     own = task.own_generator if is_ours else MethodType(type(task).build_generator, task)
 
     def build_generator(models: Any, args: Any, *more: Any, **named: Any) -> Any:
         allowed = named.get("prefix_allowed_tokens_fn")
-        with python_errors():
-            return decoding.build(task, models, args, lambda: own(models, args, *more, **named), allowed)
+        return decoding.build(task, models, args, lambda: own(models, args, *more, **named), allowed)
 
     changed = with_args(task)
     changed.build_generator = build_generator

@@ -91,7 +91,7 @@ def reset_decoder(cfg: DictConfig) -> None:
         )
     if cfg.task.int8:
         raise ConfigurationError(
-            "--int8", None, "is for one decoder", "choose its rows with {--decoders 'greedy int8,gad int8'}"
+            "--int8", None, "is for one decoder", "choose its rows with {--decoders} 'greedy int8,gad int8'"
         )
     decoder = "beam" if cfg.task.drafter_path is None else "gad"
     set_options(cfg.task, decoding_method=decoder, preset="none", top_beta=1, tau=0.0)

@@ -1,7 +1,9 @@
 """Load models outside of fairseq's own `--path`: the verifier in training, the drafter in decoding."""
 
+import errno
 import logging
 import os
+import re
 from typing import Any
 
 import torch
@@ -13,19 +15,19 @@ from torch import nn
 
 from fairseq_plugins.checkpoint.mapped_weights import can_map, map_in_small_pages
 from fairseq_plugins.checkpoint.settings import check_settings, model_name
-from fairseq_plugins.errors import (
-    NOT_OF_FAIRSEQ_TRAIN,
-    ConfigurationError,
-    flag,
-    nearest_checkpoint,
-    unreadable_checkpoint,
-)
+from fairseq_plugins.errors import ConfigurationError, flag, one_line
+from fairseq_plugins.shared.files import nearest_checkpoint
 
 logger = logging.getLogger(__name__)
 
 # Tasks with language tokens in their data that decode as plain translation tasks.
 _TASKS_WITH_LANGUAGE_TOKENS = {"multilingual_denoising", "online_backtranslation"}
 _OPTIONS_OF_LANGUAGE_TOKENS = ("encoder_langtok", "decoder_langtok", "langtoks")
+
+
+NOT_OF_FAIRSEQ_TRAIN = (
+    "not a fairseq checkpoint (it lacks weights under 'model' or settings under 'cfg'); give one of fairseq-train"
+)
 
 
 def read_checkpoint(path: str, option: str) -> tuple[dict[str, Any], Any]:
@@ -35,7 +37,7 @@ def read_checkpoint(path: str, option: str) -> tuple[dict[str, Any], Any]:
     return state, model_cfg
 
 
-def read_state(path: str, option: str, overrides: dict[str, Any] | None = None) -> tuple[dict[str, Any], Any]:
+def read_state(path: str, option: str | None, overrides: dict[str, Any] | None = None) -> tuple[dict[str, Any], Any]:
     """Return the state of a checkpoint (weights under "model"), on the CPU, and the options of its model, unchecked.
 
     Weights are views of the mapped file where `can_map` allows it.
@@ -59,7 +61,7 @@ def read_state(path: str, option: str, overrides: dict[str, Any] | None = None) 
             else checkpoint_utils.load_checkpoint_to_cpu(path, overrides)
         )
     except Exception as error:
-        reason = unreadable_checkpoint(error)
+        reason = _unreadable(error)
         if reason is None:
             raise
         raise ConfigurationError(option, path, reason) from error
@@ -80,6 +82,34 @@ def _mapped_state(path: str, overrides: dict[str, Any] | None) -> dict[str, Any]
         checkpoint_utils.overwrite_args_by_name(state["cfg"], overrides or {})
     upgraded: dict[str, Any] = checkpoint_utils._upgrade_state_dict(state)
     return upgraded
+
+
+def _unreadable(error: BaseException) -> str | None:
+    """Return why a checkpoint could not be read and what to do; None for errors that are not about the file."""
+    if isinstance(error, IsADirectoryError):
+        return f"is a folder; give a checkpoint{nearest_checkpoint(error.filename)}"
+    # torch seeks before the start of a truncated file.
+    is_short = isinstance(error, OSError) and error.errno == errno.EINVAL
+    if isinstance(error, OSError) and not is_short:
+        return f"cannot be read ({error.strerror or error}); give a checkpoint that fairseq-train wrote"
+    if isinstance(error, (TypeError, AttributeError)):
+        return NOT_OF_FAIRSEQ_TRAIN
+    if isinstance(error, MemoryError) or not isinstance(error, Exception):
+        return None
+    # A damaged file lets torch's loader fail in any way: with wrong text, an empty stack, an unknown kind ...
+    reason = one_line(error, 300) or "unexpected end of file"
+    if isinstance(error, LookupError):
+        reason = "not made of weights and settings"
+    elif "weights_only" in reason or "Weights only" in reason:
+        # torch's message explains how to turn safe loading off: do not repeat it, such a file may run any program.
+        refused = re.search(r"GLOBAL (\S+)", str(error))
+        if refused is not None:
+            return (
+                f"not loaded: it refers to {refused[1]}, which no checkpoint of fairseq does, and loading it could run "
+                "any program; get a checkpoint that fairseq-train wrote"
+            )
+        reason = "not made of weights and settings"
+    return f"truncated or not a fairseq checkpoint ({reason}); copy it again or train it anew"
 
 
 def check_task(model_cfg: Any, task: Any, option: str) -> None:
@@ -152,13 +182,22 @@ def build_model(
         model = model_class.build_model(model_cfg, task, **build)
         model.load_state_dict(state["model"], strict=True, model_cfg=model_cfg)
     except (RuntimeError, TypeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ConfigurationError(
-            option,
-            path,
-            f"its weights do not fit this data's dictionaries or its own settings ({reason})",
-            "use the data folder and the dictionaries that it was trained with",
-        ) from error
+        raise misfit(option, path, error) from error
     finally:
         task.loading_checkpoint = was_loading
     return model.eval()
+
+
+def is_misfit(error: Exception) -> bool:
+    """Return whether an error of fairseq's says that weights do not fit the model that was built for them."""
+    return str(error).startswith("Error(s) in loading state_dict") or "requires a joined dictionary" in str(error)
+
+
+def misfit(option: str, path: str, error: Exception) -> ConfigurationError:
+    """Return the error of a checkpoint whose weights do not fit the model that was built for them."""
+    return ConfigurationError(
+        option,
+        path,
+        f"its weights do not fit this data's dictionaries or its own settings ({one_line(error, 300)})",
+        "use the data folder and the dictionaries that it was trained with",
+    )

@@ -13,8 +13,9 @@ from fairseq.models import FairseqEncoderDecoderModel
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from fairseq_plugins.checkpoint.loading import read_state
+from fairseq_plugins.checkpoint.loading import is_misfit, misfit, read_state
 from fairseq_plugins.checkpoint.mapped_weights import TakeWeights
+from fairseq_plugins.checkpoint.tool_errors import check_dictionaries, check_sentencepiece
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.process.output import ignore_hydras_warnings, say
 from fairseq_plugins.shared.binarised import check_binarised
@@ -40,7 +41,10 @@ class Session:
             self.task = tasks.setup_task(cfg.task)
         except ConfigurationError:
             raise
-        except ValueError as error:  # fairseq's multilingual tasks refuse their options so
+        except Exception as error:
+            check_dictionaries(cfg.task.data)
+            if not isinstance(error, ValueError):  # with which fairseq's multilingual tasks refuse their options
+                raise
             raise ConfigurationError("--task", cfg.task._name, str(error)) from error
         self.task.reports_summary = False  # the command prints its own
 
@@ -54,7 +58,12 @@ class Session:
         with warnings.catch_warnings(), TakeWeights():
             ignore_hydras_warnings()
             state, _ = read_state(path, "--path", overrides)
-            (model,), _ = checkpoint_utils.load_model_ensemble([path], overrides, self.task, state=state)
+            try:
+                (model,), _ = checkpoint_utils.load_model_ensemble([path], overrides, self.task, state=state)
+            except (RuntimeError, ValueError) as error:
+                if is_misfit(error):
+                    raise misfit("--path", path, error) from error
+                raise
         return model
 
     def prepared(self, model: FairseqEncoderDecoderModel) -> FairseqEncoderDecoderModel:
@@ -158,6 +167,7 @@ class Session:
     @cached_property
     def text_tools(self) -> tuple[Any, Any]:
         """The objects of --tokenizer and --bpe, or None."""
+        check_sentencepiece(getattr(self.cfg.bpe, "sentencepiece_model", None))
         return self.task.build_tokenizer(self.cfg.tokenizer), self.task.build_bpe(self.cfg.bpe)
 
     @cached_property

@@ -13,9 +13,9 @@ from fairseq_plugins.checkpoint.averaging import write_checkpoint
 from fairseq_plugins.checkpoint.int8_weights import Int8Weight, restored
 from fairseq_plugins.checkpoint.loading import read_checkpoint
 from fairseq_plugins.conversion.settings import Settings
-from fairseq_plugins.errors import CHECKPOINTS, ConfigurationError
+from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.checksums import check_sums, write_sums
-from fairseq_plugins.shared.files import unwritable
+from fairseq_plugins.shared.files import CHECKPOINTS, unwritable
 from fairseq_plugins.shared.fingerprints import state_fingerprint
 
 # Weights that --int8 rounds, of verifiers and drafters; all others are copied.

@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+_PACKAGE = Path(__file__).parents[1]
+_TOOLS = _PACKAGE.with_name("train_scripts")  # in a checkout
+
 
 def is_tool() -> bool:
     """Return whether this process is a command of fairseq or of this project, not a program that uses the package."""
     program = Path(sys.argv[0] if sys.argv else "")
-    return program.name.startswith(("fairseq-", "spec-dec-")) or not {"fairseq_cli", "fairseq_plugins"}.isdisjoint(
-        program.parts
-    )
+    is_module = program.parent.name == "fairseq_cli" or _PACKAGE in program.parents or _TOOLS in program.parents
+    return is_module or program.name.startswith(("fairseq-", "spec-dec-"))
 
 
 def lower_log_level() -> None:

@@ -14,9 +14,8 @@ from fairseq_plugins.errors import (
     ConfigurationError,
     Spelling,
     did_you_mean,
-    explain,
     on_command_line,
-    spelled_as,
+    spell_as,
     unknown_value,
 )
 from fairseq_plugins.help_texts import version
@@ -29,6 +28,7 @@ from fairseq_plugins.process.output import (
     say_output_failure,
     watch_output,
 )
+from fairseq_plugins.shared.explanations import explain
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -148,8 +148,11 @@ def run_command(
     0, or 2 after a one-line error that the user can mend, 130 after Ctrl-C, 138 after SIGUSR1, or 141, without a
     message, after the reader of the output has ended (`| head`).
     """
-    with spelled_as(spelling):
+    before = spell_as(spelling)
+    try:
         return _run_command(name, run, sys.argv[1:] if argv is None else list(argv))
+    finally:
+        spell_as(before)
 
 
 def _run_command(name: str, run: Callable[[Sequence[str]], None], arguments: list[str]) -> int:
@@ -176,9 +179,9 @@ def _run_command(name: str, run: Callable[[Sequence[str]], None], arguments: lis
             say_output_failure(error, f"{name}: ")
             abandon_output()
             return READER_IS_GONE if isinstance(error, BrokenPipeError) else 2
-        message = explain(error, error.__traceback__)
-        if message is None:
+        explained = explain(error)
+        if explained is None:
             raise
-        say(f"{name}: error: {message}")
+        say(f"{name}: error: {explained}")
         return 2
     return 0

@@ -92,6 +92,17 @@ def is_own_file(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
 
 
+CHECKPOINTS = ("verifier.pt", "checkpoint_best.pt", "checkpoint_last.pt")
+"""Names of a model's checkpoint in a folder, the best first."""
+
+
+def nearest_checkpoint(path: str) -> str:
+    """Return ", such as FILE", with the best checkpoint in a folder, or in that of a missing file; empty for none."""
+    folder = path if os.path.isdir(path) else os.path.dirname(path) or "."
+    found = next((name for name in CHECKPOINTS if os.path.isfile(os.path.join(folder, name))), None)
+    return "" if found is None else f", such as {os.path.join(folder, found)}"
+
+
 def cache_folder() -> Path:
     """Return the user's folder of files that can be made again: $XDG_CACHE_HOME/fairseq-spec-dec, or in ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "fairseq-spec-dec")

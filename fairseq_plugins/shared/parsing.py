@@ -3,20 +3,21 @@
 import argparse
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fairseq import options, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf, gen_parser_from_dataclass
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import DictConfig
 
-from fairseq_plugins.errors import ConfigurationError, nearest_checkpoint, on_command_line
+from fairseq_plugins.errors import ConfigurationError, on_command_line
 from fairseq_plugins.process.output import say
 from fairseq_plugins.shared.checksums import check_sums
 from fairseq_plugins.shared.cli import CommandParser, advised
+from fairseq_plugins.shared.files import nearest_checkpoint
 
 # Options of the task that only training reads.
 TRAINING_OPTIONS = {
@@ -76,21 +77,32 @@ _FAIRSEQS = {
 
 def refuse_wrong_arguments_of_fairseqs_tools() -> None:
     """End one of fairseq's tools with one line for wrong arguments, where fairseq prints a usage of 200 lines."""
-    program = Path(sys.argv[0] if sys.argv else "")
-    name = program.stem.removeprefix("fairseq-")
-    if name not in _FAIRSEQS or not (program.name == f"fairseq-{name}" or "fairseq_cli" in program.parts):
+    make_parser = _parser_of_fairseqs_tool()
+    if make_parser is None:
         return
 
     def error(message: str) -> NoReturn:
         say(f"error: {advised(message, parser).spelled(on_command_line)}")
         sys.exit(2)
 
-    parser = _FAIRSEQS[name]()
-    parser.error = error
+    parser = make_parser()
+    parser.error = error  # type: ignore[method-assign]
     try:
         parse_arguments(parser, sys.argv[1:])
     except RuntimeError:  # without a message
         error("the following arguments are required: --arch")
+
+
+def _parser_of_fairseqs_tool() -> Callable[[], argparse.ArgumentParser] | None:
+    program = Path(sys.argv[0] if sys.argv else "")
+    name = program.stem.removeprefix("fairseq-")
+    return _FAIRSEQS.get(name) if program.name == f"fairseq-{name}" or "fairseq_cli" in program.parts else None
+
+
+def arguments_of_fairseqs_tool() -> dict[str, Any]:
+    """Return the options of this process, if it is one of fairseq's tools; else none."""
+    make_parser = _parser_of_fairseqs_tool()
+    return {} if make_parser is None else vars(parse_arguments(make_parser(), sys.argv[1:]))
 
 
 def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:

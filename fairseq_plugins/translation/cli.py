@@ -24,7 +24,6 @@ from fairseq_plugins.api.files import GPT2_FILES, find_files
 from fairseq_plugins.api.generators import BATCH_SIZE
 from fairseq_plugins.api.options import LOAD, spelling_of
 from fairseq_plugins.api.results import CallStatistics
-from fairseq_plugins.api.spelling import on_command_line
 from fairseq_plugins.data.sentences import join_text, split_text
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import ConfigurationError, flag
@@ -247,15 +246,6 @@ def _rounded(values: dict[str, Any]) -> dict[str, Any]:
 def run(argv: Sequence[str]) -> None:
     """Parse arguments, and translate in this process or in several."""
     args = get_parser().parse_args(argv)
-    try:
-        _run(args, argv)
-    except ConfigurationError as error:
-        if not error.is_text:
-            raise
-        raise ConfigurationError(on_command_line(error, vars(args))) from None
-
-
-def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
     end_with_parent()
     worker = find_worker()
     options = set_options(args)

@@ -252,10 +252,10 @@ def test_errors(
 
 def test_drafter_is_needed(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep.main([str(corpus.data), "--path", str(corpus.verifier), "--cpu", "--output", str(tmp_path)]) == 2
-    assert "--drafter-path is missing; " in capsys.readouterr().err
+    assert "--drafter-path: is missing; " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", [["--taus", "1,x"], ["--taus", "-1"], ["--taus", "nan"], ["--tolerance", "1,2"]])
 def test_numbers(option: list[str]) -> None:
-    with pytest.raises(ConfigurationError, match=f"argument {option[0]}: .*--help"):
+    with pytest.raises(ConfigurationError, match=f"{option[0]}: .*--help"):
         sweep.get_parser().parse_args(["data", "--path", "v", "--output", "o", *option])

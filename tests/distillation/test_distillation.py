@@ -406,7 +406,14 @@ def test_other_mistakes(corpus: Corpus, greedy: Path, tmp_path: Path, capsys: py
     refused("has no shards of train; ", capsys, "merge", corpus.data, "--shards", "x", "--destdir", tmp_path / "out")
     merge = ["merge", corpus.data, "--shards", greedy, "--destdir"]
     refused("is there already", capsys, *merge, tmp_path)
-    refused("--gen-subset dev: choose from train, valid, test", capsys, *merge, tmp_path / "x", "--gen-subset", "dev")
+    refused(
+        "--gen-subset dev: no such value; choose from train, valid, test",
+        capsys,
+        *merge,
+        tmp_path / "x",
+        "--gen-subset",
+        "dev",
+    )
     refused("--max-length-ratio 0.5: ", capsys, *merge, tmp_path / "x", "--max-length-ratio", "0.5")
     refused("no binarised data", capsys, "merge", tmp_path, "--shards", greedy, "--destdir", tmp_path / "x")
 

@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from fairseq_plugins import errors
+from fairseq_plugins.checkpoint.tool_errors import excepthook
 from fairseq_plugins.shared.invalid_text import mend_lines, read_invalid_text
 from tests.faults.released import Released, options, prepare
 from tests.support import run_in_process
@@ -55,9 +55,7 @@ def ended(command: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
         except Exception:
             capsys.readouterr()
             # As Python does for an exception that ends a process, whose status is then 1.
-            with mock.patch.object(sys, "excepthook", sys.__excepthook__):
-                errors.install_one_line_errors()
-                sys.excepthook(*sys.exc_info())
+            excepthook(*sys.exc_info())
             return 1, capsys.readouterr().err
     return 0, ""
 

@@ -379,7 +379,7 @@ def test_errors(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> N
         ([*hypotheses, *references, "--baseline", f"{folder}/short.txt"], "1 sentences, but "),
         ([*hypotheses, *references, "--metrics", "bleu,none"], "--metrics none: no such value; choose from bleu, "),
         ([*hypotheses, *references, "--metrics", "sari"], "SARI: compares with the source; add --source FILE"),
-        ([*hypotheses, *references, "--bootstrap-samples", "0"], "argument --bootstrap-samples: '0' is not a whole"),
+        ([*hypotheses, *references, "--bootstrap-samples", "0"], "--bootstrap-samples: '0' is not a whole"),
         (["--hypotheses", f"{folder}/broken.out"], "broken.out: generate output that broke off (sentence 0 has no "),
         (["--hypotheses", f"{folder}/targetless.out"], "has no T- lines to take them from; add --references FILE"),
         ([*hypotheses, "--references", f"{folder}/targetless.out"], "generate output without T- lines; "),

@@ -153,12 +153,12 @@ def test_half_precision_copy_of_a_verifier_is_accepted() -> None:
 
 def test_encoder_of_another_width_is_refused() -> None:
     task = make_task(30)
-    with error_about("--encoder-embed-dim"):
+    with error_about("--share-encoder", "--encoder-embed-dim 24"):
         make_drafter(task, 1, share_encoder=True, verifier=make_transformer(task, 0, encoder_embed_dim=24))
 
 
 def test_sharing_without_a_verifier_is_refused() -> None:
-    with error_about("--verifier-path"):
+    with error_about("--share-encoder", "--verifier-path"):
         make_drafter(make_task(30), 1, share_encoder=True)
 
 

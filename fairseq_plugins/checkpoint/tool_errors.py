@@ -1,0 +1,105 @@
+"""Errors of fairseq's tools as one line: their excepthook, which looks for the file that is wrong."""
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fairseq_plugins.errors import ConfigurationError, on_command_line, one_line
+from fairseq_plugins.process.output import abandon_output, is_output_failure, say, say_output_failure
+from fairseq_plugins.shared.explanations import explain
+
+
+def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print one line for errors that have one, in place of `sys.excepthook`; all others keep their traceback.
+
+    fairseq's tools print a traceback through hydra for a mistyped file name. The exit status stays 1. Ctrl-C and an
+    unwritable standard output print no traceback either. After Ctrl-C Python lets SIGINT end the process, as other
+    programs do: a shell sees 130, and ends its own loop.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        say("interrupted")
+    elif is_output_failure(error):
+        say_output_failure(error)
+        abandon_output()
+    else:
+        explained = explain_in_tool(error)
+        if explained is None:
+            sys.__excepthook__(kind, error, trace)
+        else:
+            say(f"error: {explained.spelled(on_command_line)}")
+
+
+def explain_in_tool(error: BaseException) -> ConfigurationError | None:
+    """Return what `explain` does, or what is wrong with a file that this tool of fairseq was given."""
+    from fairseq_plugins.shared.parsing import arguments_of_fairseqs_tool
+
+    explained = explain(error)
+    if explained is None:
+        # Whatever fails while an error is looked at, that error is shown.
+        with contextlib.suppress(Exception, SystemExit):
+            explained = _wrong_file(error, arguments_of_fairseqs_tool())
+    return explained
+
+
+def _wrong_file(error: BaseException, given: Mapping[str, Any]) -> ConfigurationError | None:
+    """Return what is wrong with a file of a command line: fairseq's errors do not name it."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    results = given.get("results_path")
+    if isinstance(error, OSError) and results is not None:
+        is_printing = error.filename is None and "fairseq_cli" in Path(files[-1]).parts
+        if is_printing or Path(os.fsdecode(error.filename or "")).absolute().is_relative_to(Path(results).absolute()):
+            problem = f"cannot be written ({error.strerror})"
+            return ConfigurationError("--results-path", results, problem, "free disk space, or give another folder")
+    try:
+        check_dictionaries(given.get("data") or "")
+        check_sentencepiece(given.get("sentencepiece_model"))
+        if any(file.endswith("checkpoint_utils.py") for file in files):
+            _check_checkpoints(error, given)
+    except ConfigurationError as found:
+        return found
+    return None
+
+
+def check_dictionaries(data: str) -> None:
+    """Raise ConfigurationError for a dictionary in these folders, with colons between, that fairseq cannot read."""
+    from fairseq.data import Dictionary
+
+    for file in (file for folder in data.split(":") for file in sorted(Path(folder).glob("dict.*.txt"))):
+        try:
+            Dictionary.load(str(file))
+        except Exception as error:
+            problem = f"not a dictionary of fairseq-preprocess ({one_line(error, 200)})"
+            raise ConfigurationError(None, file, problem, "copy it again or binarise the data anew") from error
+
+
+def check_sentencepiece(file: str | None) -> None:
+    """Raise ConfigurationError for a model of sentencepiece that cannot be read."""
+    from sentencepiece import SentencePieceProcessor
+
+    if file is not None:
+        try:
+            SentencePieceProcessor(model_file=file)
+        except Exception as error:
+            problem = f"not a model of sentencepiece ({one_line(error, 200)})"
+            raise ConfigurationError(None, file, problem, "copy it again") from error
+
+
+def _check_checkpoints(error: BaseException, given: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError for a checkpoint that fairseq could not load."""
+    from fairseq_plugins.checkpoint.loading import is_misfit, misfit, read_state
+
+    path, restored = given.get("path"), given.get("restore_file")
+    if path and isinstance(error, Exception) and is_misfit(error):
+        raise misfit("--path", path, error)
+    files: list[tuple[str | None, str | None]] = [("--path", file) for file in (path or "").split(":")]
+    files += [("--finetune-from-model", given.get("finetune_from_model")), ("--restore-file", restored)]
+    if restored and not os.path.exists(restored):  # the default is a name in this folder
+        files[-1] = (None, os.path.join(given.get("save_dir", ""), restored))
+    for option, file in files:
+        if file:
+            read_state(file, option)
