@@ -1,11 +1,20 @@
 """Errors have an option, a value, a problem and a remedy, in the spelling of whoever shows them."""
 
+import json
 import pickle
+from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
+from fairseq import options
+from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.models import MODEL_REGISTRY
+from fairseq.tasks import TASK_REGISTRY
 
-from fairseq_plugins.errors import ConfigurationError, as_command, on_command_line, spell_as
+from fairseq_plugins.api.options import CALL, LOAD, WRAP
+from fairseq_plugins.errors import ConfigurationError, as_command, flag, on_command_line, spell_as
+from fairseq_plugins.shared.arguments import FILE
+from tests.error_messages import messages, options_in
 
 
 def test_options_are_spelled_by_whoever_shows_them() -> None:
@@ -31,3 +40,22 @@ def test_options_are_spelled_by_whoever_shows_them() -> None:
 )
 def test_errors_without_an_option_or_value(parts: tuple[str, ...], in_program: str) -> None:
     assert str(ConfigurationError(*parts)) == in_program
+
+
+def test_options_in_errors_exist() -> None:
+    parsers = [
+        options.get_generation_parser(),
+        options.get_interactive_generation_parser(),
+        options.get_training_parser(),
+        options.get_validation_parser(),
+    ]
+    for registry in (TASK_REGISTRY, MODEL_REGISTRY, CRITERION_REGISTRY):
+        for kind in registry.values():
+            parsers.append(ArgumentParser(add_help=False, conflict_handler="resolve"))
+            kind.add_args(parsers[-1])
+    known = {option for parser in parsers for option in parser._option_string_actions}
+    for command in json.loads(FILE.read_text()).values():
+        known |= {name for argument in command["arguments"] for name in argument["names"]}
+    known |= {flag(name) for place in (LOAD, CALL, WRAP) for name in place.known | place.arguments}
+    unknown = {place: options_in(error) - known for place, error in messages()}
+    assert not {place: names for place, names in unknown.items() if names} and len(unknown) > 300

@@ -71,7 +71,7 @@ class BatchDecoder:
                 name,
                 None,
                 f"has {len(source)} tokens, and the model reads at most {self.max_source_tokens}",
-                "split it, or leave it out with {--on-error skip}",
+                'split it, or leave it out with on_error="skip"',
             )
         return source
 

@@ -81,7 +81,7 @@ class Memory:
         whole_texts_of(sources, "sources"), whole_texts_of(targets, "targets")
         if len(sources) != len(targets):
             raise ConfigurationError(
-                "--targets", None, f"are {len(targets)}, and sources {len(sources)}", "give one for each"
+                "targets", None, f"are {len(targets)}, and sources {len(sources)}", "give one for each"
             )
         pairs = dict(zip(sources, targets, strict=True))
         try:

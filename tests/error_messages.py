@@ -1,0 +1,44 @@
+"""List every error of the package, with its file and line: `python -m tests.error_messages [WORD]`."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import fairseq_plugins
+from fairseq_plugins.errors import ConfigurationError, on_command_line
+
+PACKAGE = Path(fairseq_plugins.__file__).parent
+
+
+def messages() -> Iterator[tuple[str, ConfigurationError]]:
+    """Yield place and error, with expressions of the source in `<>`."""
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "ConfigurationError":
+                *parts, remedy = [_text(part) for part in [*node.args, *(given.value for given in node.keywords)]]
+                if len(parts) == 2:  # without a remedy, or with an option and its value in one expression
+                    parts, remedy = [*parts, remedy], None
+                yield f"{file.relative_to(PACKAGE.parent)}:{node.lineno}", ConfigurationError(*parts, remedy or "")
+
+
+def _text(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Constant):
+        return None if node.value is None else str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part) or "" for part in node.values)
+    return f"<{ast.unparse(node.value if isinstance(node, ast.FormattedValue) else node)}>"
+
+
+def options_in(error: ConfigurationError) -> set[str]:
+    """Return the options that an error names."""
+    mentioned = re.findall(r"\{(--[a-z0-9-]+)", f"{error.problem} {error.remedy}")
+    return {*mentioned, *([error.option] if re.fullmatch(r"--[a-z0-9-]+", error.option or "") else [])}
+
+
+if __name__ == "__main__":
+    for place, error in messages():
+        line = error.spelled(on_command_line)
+        if all(word in line for word in sys.argv[1:]):
+            print(f"{place}\n    {line}")
