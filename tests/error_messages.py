@@ -15,12 +15,16 @@ PACKAGE = Path(fairseq_plugins.__file__).parent
 def messages() -> Iterator[tuple[str, ConfigurationError]]:
     """Yield place and error, with expressions of the source in `<>`."""
     for file in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        texts: dict[str, ast.AST] = {}
+        nodes = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if hasattr(node, "lineno")]
+        for node in sorted(nodes, key=lambda node: node.lineno):
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("problem", "remedy"):
+                texts[ast.unparse(node.targets[0])] = node.value
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "ConfigurationError":
-                *parts, remedy = [_text(part) for part in [*node.args, *(given.value for given in node.keywords)]]
-                if len(parts) == 2:  # without a remedy, or with an option and its value in one expression
-                    parts, remedy = [*parts, remedy], None
-                yield f"{file.relative_to(PACKAGE.parent)}:{node.lineno}", ConfigurationError(*parts, remedy or "")
+                parts = [_text(texts.get(ast.unparse(part), part)) for part in node.args]
+                if isinstance(node.args[0], ast.Starred):  # option and value
+                    parts.insert(1, None)
+                yield f"{file.relative_to(PACKAGE.parent)}:{node.lineno}", ConfigurationError(*parts)
 
 
 def _text(node: ast.AST) -> str | None:

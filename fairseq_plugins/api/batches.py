@@ -67,12 +67,8 @@ class BatchDecoder:
     def _source(self, tokens: Sequence[str], name: str) -> Tensor:
         source = self._text.source(tokens)
         if len(source) > self.max_source_tokens:
-            raise ConfigurationError(
-                name,
-                None,
-                f"has {len(source)} tokens, and the model reads at most {self.max_source_tokens}",
-                'split it, or leave it out with on_error="skip"',
-            )
+            problem = f"has {len(source)} tokens, and the model reads at most {self.max_source_tokens}"
+            raise ConfigurationError(name, None, problem, 'split it, or leave it out with on_error="skip"')
         return source
 
     def _draft_ids(

@@ -27,22 +27,14 @@ def constraint_ids(
             the model cannot write.
     """
     if len(phrases) != sentences:
-        raise ConfigurationError(
-            "--constraints",
-            None,
-            f"are for {len(phrases)} sentences, and the text has {sentences}",
-            "give phrases for each, or None",
-        )
+        problem = f"are for {len(phrases)} sentences, and the text has {sentences}"
+        raise ConfigurationError("--constraints", None, problem, "give phrases for each, or None")
     for number, of_sentence in enumerate(phrases):
         for phrase in of_sentence:
             if not phrase:
                 raise ConfigurationError(f"constraints[{number}]", None, "a phrase is empty", "leave it out")
             for subword in phrase:
                 if subword not in target:
-                    raise ConfigurationError(
-                        f"constraints[{number}]",
-                        None,
-                        f"the target's dictionary lacks {subword!r}, so no output contains {' '.join(phrase)!r}",
-                        "leave it out",
-                    )
+                    problem = f"the target's dictionary lacks {subword!r}, so no output contains {' '.join(phrase)!r}"
+                    raise ConfigurationError(f"constraints[{number}]", None, problem, "leave it out")
     return [[torch.tensor([target.index(subword) for subword in phrase]) for phrase in each] for each in phrases]

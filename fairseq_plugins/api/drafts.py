@@ -37,9 +37,5 @@ def check_drafts(drafts: Sequence[Any], sentences: int, decoder: str) -> None:
     if decoder != "reuse":
         raise ConfigurationError("--drafts", None, f"are not for decoder {decoder}", "load with {--decoder reuse}")
     if len(drafts) != sentences:
-        raise ConfigurationError(
-            "--drafts",
-            None,
-            f"are for {len(drafts)} sentences, and the text has {sentences}",
-            "give one for each, or None",
-        )
+        problem = f"are for {len(drafts)} sentences, and the text has {sentences}"
+        raise ConfigurationError("--drafts", None, problem, "give one for each, or None")

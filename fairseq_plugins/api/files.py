@@ -67,12 +67,8 @@ def find_files(
     """
     home = None if folder is None else Path(folder)
     if home is not None and home.is_file():
-        raise ConfigurationError(
-            "folder",
-            home,
-            "is a file",
-            f"give its folder {home.parent}, or {{--path {home}}} with the {{--data}} of its dictionaries",
-        )
+        remedy = f"give its folder {home.parent}, or {{--path {home}}} with the {{--data}} of its dictionaries"
+        raise ConfigurationError("folder", home, "is a file", remedy)
     if home is not None and not home.is_dir():
         raise missing_folder("folder", home, "one with verifier.pt and dictionaries")
     if home is not None and verifier is None and is_hugging_face(home):
@@ -141,12 +137,8 @@ def find_subwords(folder: Path, given: str | Path | None = None) -> Path | None:
         pair = found if found.is_dir() else found.parent
         for name in GPT2_FILES:
             if not (pair / name).is_file():
-                raise ConfigurationError(
-                    "--subwords",
-                    found,
-                    f"{pair} has no {name}",
-                    f"GPT-2's subwords are {' and '.join(GPT2_FILES)} in a folder",
-                )
+                remedy = f"GPT-2's subwords are {' and '.join(GPT2_FILES)} in a folder"
+                raise ConfigurationError("--subwords", found, f"{pair} has no {name}", remedy)
         return pair
     if not found.is_file():
         raise ConfigurationError("--subwords", found, "no such file", "give a sentencepiece model or subword-nmt codes")

@@ -70,12 +70,8 @@ def check_characters(text: str, argument: str) -> None:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise ConfigurationError(
-                argument,
-                None,
-                f"has {text[error.start]!a} at {error.start}, which is half of a character",
-                'decode its bytes with errors="replace"',
-            ) from error
+            problem = f"has {text[error.start]!a} at {error.start}, which is half of a character"
+            raise ConfigurationError(argument, None, problem, 'decode its bytes with errors="replace"') from error
 
 
 def check_choice(value: Any, argument: str, *choices: Any) -> None:

@@ -190,12 +190,8 @@ class Model(BatchDecoder):
         check_choice(split, "split", None, "sentences")
         check_choice(on_error, "on_error", "raise", "skip")
         if search.num_hypotheses > 1 and not return_scores:
-            raise ConfigurationError(
-                "--nbest",
-                search.num_hypotheses,
-                "a string is one",
-                "add {--return-scores True}, which gives alternatives",
-            )
+            remedy = "add {--return-scores True}, which gives alternatives"
+            raise ConfigurationError("--nbest", search.num_hypotheses, "a string is one", remedy)
         others = {"return_scores": return_scores or None, "drafts": drafts, "constraints": constraints}
         other = next((name for name, value in others.items() if value is not None), None)
         if split is not None and other is not None:
@@ -331,12 +327,8 @@ class Model(BatchDecoder):
 
     def _check_streams(self) -> None:
         if self._generators.searches_beams:
-            raise ConfigurationError(
-                "--decoder",
-                self.decoder,
-                "searches with several hypotheses, of which none grows by itself",
-                "use another decoder",
-            )
+            problem = "searches with several hypotheses, of which none grows by itself"
+            raise ConfigurationError("--decoder", self.decoder, problem, "use another decoder")
 
     def _stream(
         self, source: Tensor, search: Search, drafts: Sequence[Sequence[int]] | None = None, place: int = 0

@@ -218,10 +218,6 @@ def read_references(file: str, sentences: int) -> dict[int, str]:
     """Return line number -> line of a raw text file, which must have `sentences` lines."""
     lines = read_lines(file, "--reference")
     if len(lines) != sentences:
-        raise ConfigurationError(
-            "--reference",
-            file,
-            f"{len(lines)} lines, but the decoded subset has {sentences}",
-            "give the file that was binarised",
-        )
+        problem = f"{len(lines)} lines, but the decoded subset has {sentences}"
+        raise ConfigurationError("--reference", file, problem, "give the file that was binarised")
     return dict(enumerate(lines))

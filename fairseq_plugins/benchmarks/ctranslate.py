@@ -55,12 +55,8 @@ def convert(checkpoint: str, task_cfg: Any, folder: Path) -> Path:
     except ConfigurationError:
         raise
     except (ValueError, KeyError, AttributeError, RuntimeError) as error:
-        raise ConfigurationError(
-            "--path",
-            checkpoint,
-            f"CTranslate2 cannot convert it ({' '.join(str(error).split())[:200]})",
-            "choose other rows with {--decoders}",
-        ) from error
+        problem = f"CTranslate2 cannot convert it ({' '.join(str(error).split())[:200]})"
+        raise ConfigurationError("--path", checkpoint, problem, "choose other rows with {--decoders}") from error
     return target
 
 
@@ -69,12 +65,8 @@ def _write_checked(checkpoint: str, path: Path) -> None:
     state, settings = read_checkpoint(checkpoint, "--path")
     task = getattr(settings, "task", None)
     if task not in _TASKS or not isinstance(settings, Namespace):
-        raise ConfigurationError(
-            "--path",
-            checkpoint,
-            f"was trained with {{--task {task}}}, from which CTranslate2 cannot convert it",
-            "choose other rows with {--decoders}",
-        )
+        problem = f"was trained with {{--task {task}}}, from which CTranslate2 cannot convert it"
+        raise ConfigurationError("--path", checkpoint, problem, "choose other rows with {--decoders}")
     settings.task = _TASKS[task]
     torch.save({"args": settings, "model": state["model"]}, path)
 

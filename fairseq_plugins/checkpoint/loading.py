@@ -195,9 +195,6 @@ def is_misfit(error: Exception) -> bool:
 
 def misfit(option: str, path: str, error: Exception) -> ConfigurationError:
     """Return the error of a checkpoint whose weights do not fit the model that was built for them."""
-    return ConfigurationError(
-        option,
-        path,
-        f"its weights do not fit this data's dictionaries or its own settings ({one_line(error, 300)})",
-        "use the data folder and the dictionaries that it was trained with",
-    )
+    problem = f"its weights do not fit this data's dictionaries or its own settings ({one_line(error, 300)})"
+    remedy = "use the data folder and the dictionaries that it was trained with"
+    return ConfigurationError(option, path, problem, remedy)

@@ -233,12 +233,9 @@ def subset_errors(subset: str, data: str) -> Iterator[None]:
             "--gen-subset", subset, f"no such subset in {data}", "name one that fairseq-preprocess wrote there"
         ) from error
     except AssertionError as error:
-        raise ConfigurationError(
-            None,
-            data,
-            f"{subset} has different numbers of source and target sentences",
-            "binarise it again from text in which line n of one side belongs to line n of the other",
-        ) from error
+        problem = f"{subset} has different numbers of source and target sentences"
+        remedy = "binarise it again from text in which line n of one side belongs to line n of the other"
+        raise ConfigurationError(None, data, problem, remedy) from error
     except ValueError as error:
         if "empty file" not in str(error):
             raise

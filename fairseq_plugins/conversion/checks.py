@@ -73,12 +73,8 @@ def check_decodes(folder: Path, source: Path, symbols: Sequence[str]) -> None:
             hypotheses = session.decode(session.generator(beam=1, max_len_b=4), session.batch(dataset, [0]))
     except Exception as error:  # whatever is wrong with the folder, fairseq's errors do not name it
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise ConfigurationError(
-            None,
-            source,
-            f"its files do not fit each other: converted, it cannot be loaded or decode ({reason})",
-            "copy the model again",
-        ) from error
+        problem = f"its files do not fit each other: converted, it cannot be loaded or decode ({reason})"
+        raise ConfigurationError(None, source, problem, "copy the model again") from error
     if not all(bool(torch.isfinite(hypothesis["positional_scores"]).all()) for hypothesis in hypotheses[0]):
         raise ConfigurationError(
             None, source, "its weights have values that are NaN or infinite", "copy the model again"

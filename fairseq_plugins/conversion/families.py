@@ -115,12 +115,8 @@ class Config:
 
     def _check(self) -> None:
         if self["activation_function"] not in _ACTIVATIONS:
-            raise ConfigurationError(
-                None,
-                self.file,
-                f"activation_function {self['activation_function']!r} is not converted",
-                f"those are {', '.join(_ACTIVATIONS)}",
-            )
+            problem = f"activation_function {self['activation_function']!r} is not converted"
+            raise ConfigurationError(None, self.file, problem, f"those are {', '.join(_ACTIVATIONS)}")
         shared = self.values.get("share_encoder_decoder_embeddings", True)
         if not shared or self.values.get("decoder_vocab_size", self["vocab_size"]) != self["vocab_size"]:
             raise ConfigurationError(None, self.file, "models with a vocabulary for each side are not converted")

@@ -74,12 +74,8 @@ def generation_options(folder: Path, config: dict[str, Any], ignored: Collection
     if refused:
         options = " ".join(f"--ignore {name}" for name in refused)
         named = ", ".join(f"{name} {settings[name]!r:.40}" for name in refused)
-        raise ConfigurationError(
-            None,
-            file,
-            f"{named} would not be honoured, and outputs would differ from Hugging Face's",
-            f"to go on: spec-dec-convert {folder} OUT {options}",
-        )
+        problem = f"{named} would not be honoured, and outputs would differ from Hugging Face's"
+        raise ConfigurationError(None, file, problem, f"to go on: spec-dec-convert {folder} OUT {options}")
     return _options(file, settings)
 
 

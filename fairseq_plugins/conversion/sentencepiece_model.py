@@ -135,9 +135,6 @@ def _charsmap(file: Path, normalizer: _Step | None) -> bytes:
 
 
 def _refuse(file: Path, reason: str) -> NoReturn:
-    raise ConfigurationError(
-        None,
-        file.parent,
-        f"has no sentencepiece.bpe.model, and its tokenizer.json cannot become one ({reason})",
-        "copy sentencepiece.bpe.model from the folder that the tokenizer was loaded from",
-    )
+    problem = f"has no sentencepiece.bpe.model, and its tokenizer.json cannot become one ({reason})"
+    remedy = "copy sentencepiece.bpe.model from the folder that the tokenizer was loaded from"
+    raise ConfigurationError(None, file.parent, problem, remedy)

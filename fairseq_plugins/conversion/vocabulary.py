@@ -185,12 +185,8 @@ def read_names(folder: Path) -> dict[int, str]:
         # The tokenizers of mBART and NLLB replace the first three pieces by fairseq's four special symbols.
         names = dict(enumerate([*SPECIAL, *(pieces.id_to_piece(number) for number in range(3, len(pieces)))]))
     else:
-        raise ConfigurationError(
-            None,
-            folder,
-            "has no vocabulary (tokenizer.json, vocab.json or sentencepiece.bpe.model)",
-            "save the tokenizer into it with save_pretrained",
-        )
+        problem = "has no vocabulary (tokenizer.json, vocab.json or sentencepiece.bpe.model)"
+        raise ConfigurationError(None, folder, problem, "save the tokenizer into it with save_pretrained")
     return _with_added_tokens(folder, names)
 
 

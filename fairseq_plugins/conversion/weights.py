@@ -38,12 +38,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for file in files:
         if not file.is_file():
-            raise ConfigurationError(
-                None,
-                file,
-                "no such file",
-                "save the model with save_pretrained, which writes safetensors (pytorch_model.bin is not read)",
-            )
+            remedy = "save the model with save_pretrained, which writes safetensors (pytorch_model.bin is not read)"
+            raise ConfigurationError(None, file, "no such file", remedy)
         try:
             weights |= load_file(file)
         except (SafetensorError, OSError) as error:

@@ -43,12 +43,8 @@ def is_fastbpe(file: Path) -> bool:
     for kind in (2, 3):
         if columns == {kind}:
             return kind == 3
-    raise ConfigurationError(
-        "--subwords",
-        file,
-        "is neither subword-nmt's codes (two columns) nor fastBPE's (three)",
-        "give a file of codes or a sentencepiece model (*.model)",
-    )
+    problem = "is neither subword-nmt's codes (two columns) nor fastBPE's (three)"
+    raise ConfigurationError("--subwords", file, problem, "give a file of codes or a sentencepiece model (*.model)")
 
 
 def _lines(file: Path) -> list[str]:

@@ -20,12 +20,8 @@ def check_task_options(cfg: Any, spec: MethodSpec) -> None:
     if cfg.active_sentences < 0:
         raise ConfigurationError("--active-sentences", cfg.active_sentences, "give a number of sentences, or 0 for all")
     if cfg.active_sentences and spec.build is None:
-        raise ConfigurationError(
-            "--active-sentences",
-            cfg.active_sentences,
-            "fairseq's own search decodes whole batches",
-            "choose another {--decoder}",
-        )
+        problem = "fairseq's own search decodes whole batches"
+        raise ConfigurationError("--active-sentences", cfg.active_sentences, problem, "choose another {--decoder}")
     if cfg.int8 and spec.build is None:
         raise ConfigurationError("--int8", None, "fairseq's own search runs in fp32", "choose another {--decoder}")
     if cfg.int8 and cfg.bf16 is True:
@@ -37,12 +33,8 @@ def check_fit(spec: MethodSpec, options: MethodOptions, context: MethodContext) 
     for model in context.models if spec.runs_verifier else ():
         reason = unsupported_model(model)
         if reason is not None:
-            raise ConfigurationError(
-                "--path",
-                None,
-                f"this {type(model).__name__} cannot be decoded with {{--decoder {spec.name}}}: {reason}",
-                "use {--decoder beam}",
-            )
+            problem = f"this {type(model).__name__} cannot be decoded with {{--decoder {spec.name}}}: {reason}"
+            raise ConfigurationError("--path", None, problem, "use {--decoder beam}")
     if context.engine.precision is Precision.INT8:
         _check_int8(context.models)
     option = spec.copies_source(options)
@@ -51,11 +43,9 @@ def check_fit(spec: MethodSpec, options: MethodOptions, context: MethodContext) 
             *option, "copies source tokens, and this task's source has none", "use another decoder"
         )
     if option is not None and context.source != context.target:
-        raise ConfigurationError(
-            *option,
-            "copies source tokens into the output, but the dictionaries of source and target differ",
-            "binarise with fairseq-preprocess --joined-dictionary, or use another decoder",
-        )
+        problem = "copies source tokens into the output, but the dictionaries of source and target differ"
+        remedy = "binarise with fairseq-preprocess --joined-dictionary, or use another decoder"
+        raise ConfigurationError(*option, problem, remedy)
     spec.check_fit(context, options)
 
 
@@ -66,23 +56,16 @@ def check_finite(models: Sequence[nn.Module]) -> None:
             is_finite = weight.numel() == 0 or bool(torch.stack(torch.aminmax(weight.detach())).isfinite().all())
             release_pages([weight])
             if not is_finite:
-                raise ConfigurationError(
-                    "--path",
-                    None,
-                    f"its weight {name} has values that are NaN or infinite",
-                    "give an earlier checkpoint, or train with a lower {--lr} or {--clip-norm}",
-                )
+                problem = f"its weight {name} has values that are NaN or infinite"
+                remedy = "give an earlier checkpoint, or train with a lower {--lr} or {--clip-norm}"
+                raise ConfigurationError("--path", None, problem, remedy)
 
 
 def _check_int8(models: Sequence[nn.Module]) -> None:
     for parameter in (next(model.parameters()) for model in models):
         if parameter.device.type != "cpu":
-            raise ConfigurationError(
-                "--int8",
-                None,
-                f"is for the CPU, and this model is on {parameter.device.type}",
-                "add {--cpu}, or use {--fp16} there",
-            )
+            problem = f"is for the CPU, and this model is on {parameter.device.type}"
+            raise ConfigurationError("--int8", None, problem, "add {--cpu}, or use {--fp16} there")
         if parameter.dtype != torch.float32:
             name = str(parameter.dtype).removeprefix("torch.")
             raise ConfigurationError(

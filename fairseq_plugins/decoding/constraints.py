@@ -124,22 +124,14 @@ def refuse_search_options(args: Any, prefix_allowed_tokens_fn: Any, decoder: str
     for options, remedy in ({} if searches_beams else of_beams, "fast-beam"), (refused, "beam"):
         for option, is_set in options.items():
             if is_set:
-                raise ConfigurationError(
-                    f"--{option}",
-                    None,
-                    f"is not supported by {{--decoder {decoder}}}",
-                    f"leave it out or use {{--decoder {remedy}}}",
-                )
+                problem = f"is not supported by {{--decoder {decoder}}}"
+                raise ConfigurationError(f"--{option}", None, problem, f"leave it out or use {{--decoder {remedy}}}")
     groups, beam = getattr(args, "diverse_beam_groups", -1), getattr(args, "beam", 5)
     if groups > 0 and beam % groups:
         raise ConfigurationError("--diverse-beam-groups", groups, f"must divide {{--beam {beam}}}")
     if getattr(args, "no_repeat_ngram_size", 0) == 1:
-        raise ConfigurationError(
-            "--no-repeat-ngram-size",
-            1,
-            "forbids the end of the sentence, too, which is its first token",
-            "give 2 or more",
-        )
+        problem = "forbids the end of the sentence, too, which is its first token"
+        raise ConfigurationError("--no-repeat-ngram-size", 1, problem, "give 2 or more")
 
 
 def refuse_unsupported_settings(generator: Any, searches_beams: bool) -> None:
@@ -165,12 +157,8 @@ def constraints_of(generator: Any, net_input: Mapping[str, Any], prefix: Tensor 
     if generator.match_source_len:
         max_len = int(net_input["src_lengths"].max())
     if generator.min_len > max_len:
-        raise ConfigurationError(
-            "--min-len",
-            generator.min_len,
-            f"longer than the longest output allowed ({max_len})",
-            "lower it or raise {--max-len-b}",
-        )
+        problem = f"longer than the longest output allowed ({max_len})"
+        raise ConfigurationError("--min-len", generator.min_len, problem, "lower it or raise {--max-len-b}")
     blocker = generator.repeat_ngram_blocker
     return Constraints(
         pad=generator.pad,

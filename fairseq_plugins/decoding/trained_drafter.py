@@ -50,27 +50,17 @@ def check_drafter(context: MethodContext, block_size: int | None, vocabulary_sha
     assert context.drafter is not None
     decoder = context.drafter.decoder
     if int(decoder.dictionary_fingerprint) != int(dictionary_fingerprint(context.target)):
-        raise ConfigurationError(
-            "--drafter-path",
-            None,
-            "the drafter was trained with another target dictionary than this data folder's",
-            "binarise both with the same dictionaries (fairseq-preprocess --srcdict/--tgtdict)",
-        )
+        problem = "the drafter was trained with another target dictionary than this data folder's"
+        remedy = "binarise both with the same dictionaries (fairseq-preprocess --srcdict/--tgtdict)"
+        raise ConfigurationError("--drafter-path", None, problem, remedy)
     if (vocabulary_share or 1) < 1 and not decoder.target_counts.any():
-        raise ConfigurationError(
-            "--draft-vocabulary",
-            vocabulary_share,
-            "this drafter was trained before its targets were counted",
-            "train it on for an epoch, or leave the option out",
-        )
+        problem = "this drafter was trained before its targets were counted"
+        remedy = "train it on for an epoch, or leave the option out"
+        raise ConfigurationError("--draft-vocabulary", vocabulary_share, problem, remedy)
     trained = int(decoder.trained_block_size)
     if block_size is not None and block_size > trained:
-        raise ConfigurationError(
-            "--block-size",
-            block_size,
-            f"the drafter was trained for blocks of {trained}",
-            f"give at most {trained} or train a drafter with {{--block-size {block_size}}}",
-        )
+        remedy = f"give at most {trained} or train a drafter with {{--block-size {block_size}}}"
+        raise ConfigurationError("--block-size", block_size, f"the drafter was trained for blocks of {trained}", remedy)
 
 
 def drafted_tokens(drafter: BlockNat, block_size: int | None) -> int:
@@ -162,12 +152,8 @@ def check_fallback(options: FallbackOptions) -> None:
     """Raise ConfigurationError for options of a trained drafter without one."""
     check_draft_vocabulary(options)
     if options.draft_vocabulary is not None and not has_fallback(options):
-        raise ConfigurationError(
-            "--draft-vocabulary",
-            options.draft_vocabulary,
-            "is for trained drafters",
-            "add {--iad-fallback gad}, or leave it out",
-        )
+        remedy = "add {--iad-fallback gad}, or leave it out"
+        raise ConfigurationError("--draft-vocabulary", options.draft_vocabulary, "is for trained drafters", remedy)
 
 
 def check_fallback_fit(context: MethodContext, options: FallbackOptions) -> None:

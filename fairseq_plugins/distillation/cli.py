@@ -98,12 +98,8 @@ def status(argv: Sequence[str]) -> None:
         raise ConfigurationError(None, folder, "no such folder", f"give the {{--output}} of `{NAME} decode`")
     counts = {subset: shards.number_of_shards(folder, subset) for subset in args.gen_subset.split(",")}
     if not any(counts.values()):
-        raise ConfigurationError(
-            None,
-            folder,
-            f"has no shards of {', '.join(counts)}",
-            f"give the {{--output}} of `{NAME} decode`, or {{--gen-subset}}",
-        )
+        remedy = f"give the {{--output}} of `{NAME} decode`, or {{--gen-subset}}"
+        raise ConfigurationError(None, folder, f"has no shards of {', '.join(counts)}", remedy)
     for subset, count in counts.items():
         if count is None:
             continue

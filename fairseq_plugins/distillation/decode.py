@@ -74,12 +74,9 @@ def _check_dictionaries(path: str, task: Any) -> None:
     ):
         file = Path(folder) / f"dict.{language}.txt"
         if folder and file.is_file() and Dictionary.load(str(file)).symbols != dictionary.symbols:
-            raise ConfigurationError(
-                None,
-                task.cfg.data,
-                f"dict.{language}.txt is not the one that {path} was trained with, {file}",
-                "give data binarised with that (fairseq-preprocess --srcdict, --tgtdict)",
-            )
+            problem = f"dict.{language}.txt is not the one that {path} was trained with, {file}"
+            remedy = "give data binarised with that (fairseq-preprocess --srcdict, --tgtdict)"
+            raise ConfigurationError(None, task.cfg.data, problem, remedy)
 
 
 def source_files(data: str, subset: str, source: str, target: str) -> list[Path]:

@@ -194,12 +194,8 @@ def merge(
 def _make_folder(work: Path, destination: Path) -> None:
     """Make the folder of an unfinished result, with a mark; remove that of an interrupted run."""
     if os.path.lexists(work) and not _is_ours(work):
-        raise ConfigurationError(
-            "--destdir",
-            destination,
-            f"{work} is there, and is not an unfinished result",
-            "rename it, or give another folder",
-        )
+        problem = f"{work} is there, and is not an unfinished result"
+        raise ConfigurationError("--destdir", destination, problem, "rename it, or give another folder")
     _remove_folder(work)
     work.mkdir(parents=True, exist_ok=True)
     (work / _MARK).touch()

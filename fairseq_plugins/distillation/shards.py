@@ -74,12 +74,8 @@ def read_shard(file: Path) -> tuple[dict[str, Any], list[Sentence]]:
     except ValueError:
         expected = None
     if header is None or end != len(body) or expected != _footer(len(sentences), hashlib.sha256(body)):
-        raise ConfigurationError(
-            None,
-            file,
-            "corrupt shard (its content is not what was written)",
-            "remove it and run `spec-dec-distill decode` again: other finished shards are kept",
-        )
+        remedy = "remove it and run `spec-dec-distill decode` again: other finished shards are kept"
+        raise ConfigurationError(None, file, "corrupt shard (its content is not what was written)", remedy)
     return header, sentences
 
 
@@ -138,12 +134,8 @@ class ShardWriter:
                 None, self._partial, "was not written by spec-dec-distill", "rename it or choose another {--output}"
             )
         if header is not None and header != made_from:
-            raise ConfigurationError(
-                None,
-                self._partial,
-                f"was begun with other {differences(made_from, header)}",
-                "remove it or choose another {--output}",
-            )
+            problem = f"was begun with other {differences(made_from, header)}"
+            raise ConfigurationError(None, self._partial, problem, "remove it or choose another {--output}")
         # A kill can tear the last line.
         self._file.truncate(end)
         self._hash = hashlib.sha256(content[:end])
@@ -180,23 +172,15 @@ class ShardWriter:
 
 def _cannot_write(file: Path, error: OSError) -> ConfigurationError:
     remedy = "free some" if error.errno == errno.ENOSPC else "give an --output that can be written"
-    return ConfigurationError(
-        None,
-        file,
-        f"cannot be written ({error.strerror})",
-        f"{remedy} and run the same command again: what is finished is kept",
-    )
+    problem = f"cannot be written ({error.strerror})"
+    return ConfigurationError(None, file, problem, f"{remedy} and run the same command again: what is finished is kept")
 
 
 def check_origin(file: Path, header: dict[str, Any], made_from: dict[str, Any]) -> None:
     """Raise ConfigurationError for a finished shard of another origin."""
     if header != made_from:
-        raise ConfigurationError(
-            None,
-            file,
-            f"was made from other {differences(made_from, header)}",
-            "remove it or choose another {--output}",
-        )
+        problem = f"was made from other {differences(made_from, header)}"
+        raise ConfigurationError(None, file, problem, "remove it or choose another {--output}")
 
 
 def in_order(sentences: Sequence[Sentence], count: int, folder: Path) -> list[Sentence]:
@@ -207,26 +191,14 @@ def in_order(sentences: Sequence[Sentence], count: int, folder: Path) -> list[Se
     ordered: list[Sentence | None] = [None] * count
     for sentence in sentences:
         if sentence.number >= count:
-            raise ConfigurationError(
-                None,
-                folder,
-                f"has a translation of sentence {sentence.number}, but the data has {count} sentences",
-                "give the data that was decoded",
-            )
+            problem = f"has a translation of sentence {sentence.number}, but the data has {count} sentences"
+            raise ConfigurationError(None, folder, problem, "give the data that was decoded")
         if ordered[sentence.number] is not None:
-            raise ConfigurationError(
-                None,
-                folder,
-                f"has two translations of sentence {sentence.number}",
-                "remove the shards and decode again",
-            )
+            problem = f"has two translations of sentence {sentence.number}"
+            raise ConfigurationError(None, folder, problem, "remove the shards and decode again")
         ordered[sentence.number] = sentence
     missing = [number for number, sentence in enumerate(ordered) if sentence is None]
     if missing:
-        raise ConfigurationError(
-            None,
-            folder,
-            f"{len(missing)} of {count} sentences have no translation (the first is {missing[0]})",
-            "remove the shards and decode again",
-        )
+        problem = f"{len(missing)} of {count} sentences have no translation (the first is {missing[0]})"
+        raise ConfigurationError(None, folder, problem, "remove the shards and decode again")
     return [sentence for sentence in ordered if sentence is not None]

@@ -37,12 +37,8 @@ def load(args: argparse.Namespace) -> Sample:
     references = [_reference(file, hypotheses) for file in args.references or []]
     if not references:
         if not hypotheses.references:
-            raise ConfigurationError(
-                "--references",
-                None,
-                f"missing, and {args.hypotheses} has no T- lines to take them from",
-                "add {--references FILE}",
-            )
+            problem = f"missing, and {args.hypotheses} has no T- lines to take them from"
+            raise ConfigurationError("--references", None, problem, "add {--references FILE}")
         references = [aligned(hypotheses, hypotheses.references, hypotheses, "--hypotheses")]
     if args.source is not None:
         source = read_text(args.source, "--source")

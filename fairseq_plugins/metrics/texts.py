@@ -64,12 +64,8 @@ def read_text(file: str, option: str) -> Text:
         return Text(file, dict(enumerate(lines)))
     missing = sorted((by_kind["S"].keys() | by_kind["T"].keys() | by_kind["H"].keys()) - hypotheses.keys())
     if missing:
-        raise ConfigurationError(
-            option,
-            file,
-            f"generate output that broke off (sentence {missing[0]} has no hypothesis)",
-            "run fairseq-generate again",
-        )
+        problem = f"generate output that broke off (sentence {missing[0]} has no hypothesis)"
+        raise ConfigurationError(option, file, problem, "run fairseq-generate again")
     in_order = {kind: dict(sorted(sentences.items())) for kind, sentences in by_kind.items()}
     return Text(file, in_order["D"] or in_order["H"], in_order["S"], in_order["T"], generated=True)
 
@@ -81,12 +77,8 @@ def pick(text: Text, sentences: dict[int, str], numbers: Sequence[int], option: 
     """
     missing = [number for number in numbers if number not in sentences]
     if missing:
-        raise ConfigurationError(
-            option,
-            text.file,
-            f"has no sentence {missing[0]} ({len(sentences)} sentences, {len(numbers)} wanted)",
-            "give the file that belongs to these hypotheses",
-        )
+        problem = f"has no sentence {missing[0]} ({len(sentences)} sentences, {len(numbers)} wanted)"
+        raise ConfigurationError(option, text.file, problem, "give the file that belongs to these hypotheses")
     return [sentences[number] for number in numbers]
 
 
@@ -97,10 +89,6 @@ def aligned(text: Text, sentences: dict[int, str], hypotheses: Text, option: str
     Raises ConfigurationError if the numbers of sentences do not fit.
     """
     if not hypotheses.generated and len(sentences) != len(hypotheses.hypotheses):
-        raise ConfigurationError(
-            option,
-            text.file,
-            f"{len(sentences)} sentences, but {hypotheses.file} has {len(hypotheses.hypotheses)}",
-            "give files of the same length",
-        )
+        problem = f"{len(sentences)} sentences, but {hypotheses.file} has {len(hypotheses.hypotheses)}"
+        raise ConfigurationError(option, text.file, problem, "give files of the same length")
     return pick(text, sentences, list(hypotheses.hypotheses), option)

@@ -116,12 +116,8 @@ class BlockwiseTransformer(TransformerModel):
             return super().build_model(args, task)
         state, base = read_checkpoint(args.base_path, "--base-path")
         if not isinstance(base, Namespace):
-            raise ConfigurationError(
-                "--base-path",
-                args.base_path,
-                f"holds a {model_name(base)}",
-                "give a checkpoint of {--arch transformer}",
-            )
+            remedy = "give a checkpoint of {--arch transformer}"
+            raise ConfigurationError("--base-path", args.base_path, f"holds a {model_name(base)}", remedy)
         for name, value in vars(base).items():
             if name.startswith(_SIZES) or name in _FLAGS:
                 setattr(args, name, value)

@@ -58,11 +58,8 @@ def layer_numbers(text: str) -> list[int]:
     except ValueError:
         numbers = []
     if not numbers or min(numbers) < 0:
-        raise ConfigurationError(
-            "--feature-layers",
-            text,
-            "give numbers of the verifier's decoder layers, 0 for the embedding, with commas between",
-        )
+        problem = "give numbers of the verifier's decoder layers, 0 for the embedding, with commas between"
+        raise ConfigurationError("--feature-layers", text, problem)
     return numbers
 
 

@@ -104,12 +104,8 @@ def check(cfg: DictConfig, numbers: Sequence[int], dataset: Any, usable: Collect
     size = len(dataset)
     outside = [number for number in numbers if number >= size]
     if outside:
-        raise ConfigurationError(
-            "--sentences",
-            outside[0],
-            f"subset {cfg.dataset.gen_subset} has {size} sentences",
-            f"give numbers from 0 to {size - 1}",
-        )
+        problem = f"subset {cfg.dataset.gen_subset} has {size} sentences"
+        raise ConfigurationError("--sentences", outside[0], problem, f"give numbers from 0 to {size - 1}")
     too_long = sorted(set(numbers) - set(usable))
     if too_long:
         raise ConfigurationError(

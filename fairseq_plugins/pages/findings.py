@@ -100,12 +100,8 @@ def drafter_reliability(run: Run) -> Reliability | None:
     for sentence in stream_trace(run.trace)[1]:
         stats = run.sentences.get(sentence.id)
         if stats is None or stats.emitted != [len(note.why) for note in sentence.iterations]:
-            raise ConfigurationError(
-                "--traces",
-                run.trace,
-                f"sentence {sentence.id} has other iterations than in {run.file}",
-                "give the {--trace-file} of the same run",
-            )
+            problem = f"sentence {sentence.id} has other iterations than in {run.file}"
+            raise ConfigurationError("--traces", run.trace, problem, "give the {--trace-file} of the same run")
         for note in sentence.iterations:
             counted = note.accepted + (note.bifurcation is not None)
             for position, log_prob in enumerate((note.drafter_log_probs or [])[:counted]):

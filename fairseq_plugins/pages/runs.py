@@ -60,12 +60,8 @@ def read_stats(file: str) -> dict[int, SentenceStats]:
     except UnicodeDecodeError as error:
         raise ConfigurationError(None, file, "is not text", REMEDY) from error
     if rest and lines:
-        raise ConfigurationError(
-            None,
-            f"{file}, line {len(lines) + 1}",
-            "truncated",
-            f"decode again, or drop the line: head -n {len(lines)} {file} > FILE",
-        )
+        remedy = f"decode again, or drop the line: head -n {len(lines)} {file} > FILE"
+        raise ConfigurationError(None, f"{file}, line {len(lines) + 1}", "truncated", remedy)
     if not lines:
         raise ConfigurationError(None, file, "has no complete line", f"{REMEDY}, after a run that has ended")
     sentences: dict[int, SentenceStats] = {}

@@ -38,12 +38,9 @@ def check_sums(checkpoints: Iterable[Path], data: Path) -> None:
     for file in files:
         expected = _read(file.parent).get(file.name)
         if expected is not None and file.is_file() and sha256_of(file) != expected:
-            raise ConfigurationError(
-                None,
-                file,
-                f"is damaged or was changed (its checksum is not that in {SUMS})",
-                f"copy it again, or remove its line from {file.parent / SUMS} if the change is yours",
-            )
+            problem = f"is damaged or was changed (its checksum is not that in {SUMS})"
+            remedy = f"copy it again, or remove its line from {file.parent / SUMS} if the change is yours"
+            raise ConfigurationError(None, file, problem, remedy)
 
 
 def forget_sum(file: Path) -> None:
@@ -68,12 +65,8 @@ def _read(folder: Path) -> dict[str, str]:
         raise ConfigurationError(None, file, f"cannot be read ({error})", "copy it again, or remove it") from error
     found = [_LINE.fullmatch(line) for line in lines]
     if None in found:
-        raise ConfigurationError(
-            None,
-            file,
-            f"line {found.index(None) + 1} has no checksum of sha256sum",
-            "copy the file again, or remove it",
-        )
+        problem = f"line {found.index(None) + 1} has no checksum of sha256sum"
+        raise ConfigurationError(None, file, problem, "copy the file again, or remove it")
     return {match[2]: match[1] for match in found if match is not None}
 
 

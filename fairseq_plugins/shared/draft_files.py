@@ -22,12 +22,8 @@ def read_drafts(path: str, sentences: int | None = None, of: str = "") -> list[s
     except UnicodeDecodeError as error:
         raise ConfigurationError("--drafts", path, f"is not text in UTF-8 ({error.reason})", "convert it") from error
     if sentences is not None and len(lines) != sentences:
-        raise ConfigurationError(
-            "--drafts",
-            path,
-            f"has {len(lines)} lines, and {of} has {sentences}",
-            "give a draft a line, an empty line for none",
-        )
+        problem = f"has {len(lines)} lines, and {of} has {sentences}"
+        raise ConfigurationError("--drafts", path, problem, "give a draft a line, an empty line for none")
     if not path.endswith(".jsonl"):
         return [*lines]
     return [_tokens(path, number, line) for number, line in enumerate(lines, 1)]
@@ -45,12 +41,8 @@ def _tokens(path: str, number: int, line: str) -> list[str]:
     except ValueError:
         values = {}
     if not {"tokens", "error"} & values.keys():
-        raise ConfigurationError(
-            "--drafts",
-            path,
-            f"line {number} has no tokens",
-            "give text, or the jsonl of spec-dec-translate --output-format jsonl",
-        )
+        remedy = "give text, or the jsonl of spec-dec-translate --output-format jsonl"
+        raise ConfigurationError("--drafts", path, f"line {number} has no tokens", remedy)
     return values.get("tokens", [])
 
 
@@ -63,9 +55,5 @@ def check_known(path: str, drafts: Iterable[Sequence[str]], knows: Callable[[str
     missing = sum(not knows(token) for token in tokens)
     # sentencepiece splits an unknown word of another script into two tokens, the first of them known.
     if missing > 0 and 2 * missing >= len(tokens):
-        raise ConfigurationError(
-            "--drafts",
-            path,
-            f"{missing} of {len(tokens)} tokens are not in the target's dictionary",
-            "give text in the target's language, cut as the target is",
-        )
+        problem = f"{missing} of {len(tokens)} tokens are not in the target's dictionary"
+        raise ConfigurationError("--drafts", path, problem, "give text in the target's language, cut as the target is")

@@ -137,12 +137,8 @@ def lock(file: IO[Any], path: Path, wait: bool = False) -> None:
         raise HeldByAnother(path) from error
     except OSError as error:
         file.close()
-        raise ConfigurationError(
-            None,
-            path,
-            f"cannot be locked ({error.strerror or error})",
-            "give a path on a file system with locks (NFS: version 4, or mounted without `nolock`)",
-        ) from error
+        remedy = "give a path on a file system with locks (NFS: version 4, or mounted without `nolock`)"
+        raise ConfigurationError(None, path, f"cannot be locked ({error.strerror or error})", remedy) from error
 
 
 def unlock(file: IO[Any]) -> None:

@@ -39,9 +39,5 @@ def find_languages(folder: Path, given: tuple[str | None, str | None] = (None, N
             return pair[1], pair[2]
     if {"src", "tgt"} <= set(known):
         return "src", "tgt"
-    raise ConfigurationError(
-        None,
-        folder,
-        f"does not say which of {', '.join(known)} is the source",
-        "give {--source-lang} and {--target-lang}",
-    )
+    problem = f"does not say which of {', '.join(known)} is the source"
+    raise ConfigurationError(None, folder, problem, "give {--source-lang} and {--target-lang}")

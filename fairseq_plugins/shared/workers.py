@@ -117,12 +117,9 @@ def check_trains_together(worker: Worker) -> None:
     joined = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
     started = worker.world_size
     if worker.spawned and started != joined:
-        raise ConfigurationError(
-            "--distributed-world-size",
-            joined,
-            f"torchrun started {started} processes, so that each process or group would train a model of its own",
-            f"add {{--distributed-world-size {started}}}, or without GPUs start one process",
-        )
+        problem = f"torchrun started {started} processes, so that each process or group would train a model of its own"
+        remedy = f"add {{--distributed-world-size {started}}}, or without GPUs start one process"
+        raise ConfigurationError("--distributed-world-size", joined, problem, remedy)
 
 
 def end_with_parent() -> None:
@@ -176,9 +173,6 @@ def _run_torchrun(arguments: Sequence[str], count: int) -> None:
             raise KeyboardInterrupt from error
         raise SystemExit(128 + error.sigval) from error
     except ChildFailedError as error:
-        raise ConfigurationError(
-            None,
-            None,
-            f"{len(error.failures)} of {count} processes failed, for the reason given above",
-            "mend it and run the same command again: what is finished is kept",
-        ) from error
+        problem = f"{len(error.failures)} of {count} processes failed, for the reason given above"
+        remedy = "mend it and run the same command again: what is finished is kept"
+        raise ConfigurationError(None, None, problem, remedy) from error

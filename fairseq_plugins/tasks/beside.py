@@ -55,12 +55,8 @@ def add_decoder(name: str, trains: bool = False) -> None:
     kind.add_args(parser)
     taken = sorted(parser._option_string_actions.keys() & {"--decoder", *map(flag, _own_names(added))})
     if taken:
-        raise ConfigurationError(
-            "--decoder",
-            None,
-            f"{{--task {name}}} has another option {taken[0]}",
-            "use fairseq_plugins.wrap(task, decoder=...)",
-        )
+        problem = f"{{--task {name}}} has another option {taken[0]}"
+        raise ConfigurationError("--decoder", None, problem, "use fairseq_plugins.wrap(task, decoder=...)")
     attributes = {"__module__": kind.__module__, "__doc__": kind.__doc__, "without_decoder": kind}
     combined = type(kind.__name__, (mixin, kind), attributes)
     if name in TASK_DATACLASS_REGISTRY:

@@ -106,12 +106,9 @@ class Decoding:
             # A drafter decodes alone.
             spec = methods.find("nat")
         elif spec.runs_verifier:
-            raise ConfigurationError(
-                "--path",
-                None,
-                f"is a drafter (block_nat), which {{--decoder {spec.name}}} cannot verify with",
-                "give the verifier as {--path} and the drafter as {--drafter-path}, or use {--decoder nat}",
-            )
+            problem = f"is a drafter (block_nat), which {{--decoder {spec.name}}} cannot verify with"
+            remedy = "give the verifier as {--path} and the drafter as {--drafter-path}, or use {--decoder nat}"
+            raise ConfigurationError("--path", None, problem, remedy)
         return spec, spec.read(self.options)
 
     def _check_files(self, task: Any, spec: MethodSpec, args: Any, is_one_run: bool) -> None:
@@ -122,12 +119,8 @@ class Decoding:
             if task.source_dictionary is None:
                 raise ConfigurationError("--trace-file", trace, "shows source tokens, and this task has none")
         if stats is not None and is_one_run and spec.build is None:
-            raise ConfigurationError(
-                "--stats-file",
-                stats,
-                "fairseq's own search counts nothing",
-                "choose another {--decoder}, or leave it out",
-            )
+            problem = "fairseq's own search counts nothing"
+            raise ConfigurationError("--stats-file", stats, problem, "choose another {--decoder}, or leave it out")
 
     def _fairseqs_search(self, build_own: Callable[[], Any], is_one_run: bool) -> Any:
         """Build the task's own generator, and warn of options that do nothing there."""
@@ -249,12 +242,8 @@ class Decoding:
             own = drafter_in(models[0])
             if own is not None:
                 return own
-            raise ConfigurationError(
-                "--decoder",
-                spec.name,
-                "needs a drafter",
-                "add {--drafter-path DRAFTER.pt} (train one with fairseq-train --task spec_dec --arch block_nat)",
-            )
+            remedy = "add {--drafter-path DRAFTER.pt} (train one with fairseq-train --task spec_dec --arch block_nat)"
+            raise ConfigurationError("--decoder", spec.name, "needs a drafter", remedy)
         if path not in self.drafters:
             self.drafters[path] = load_drafter(path, models[0], task)
         return self.drafters[path]
@@ -348,12 +337,8 @@ def _without_beams(spec: MethodSpec, options: MethodOptions, cfg: Any) -> tuple[
         spec = methods.find("greedy")
         options = spec.read(cfg)
     if not spec.accepts_exactly(options):
-        raise ConfigurationError(
-            "--sampling",
-            None,
-            f"is not for {{--decoder {spec.name}}}, whose output depends on the drafts",
-            "use {--decoder greedy}, or one that accepts exactly",
-        )
+        problem = f"is not for {{--decoder {spec.name}}}, whose output depends on the drafts"
+        raise ConfigurationError("--sampling", None, problem, "use {--decoder greedy}, or one that accepts exactly")
     return spec, options
 
 

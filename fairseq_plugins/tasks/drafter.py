@@ -23,22 +23,14 @@ def load_drafter(path: str, verifier: nn.Module, task: Any) -> BlockNat:
     state, cfg = read_checkpoint(path, option)
     if model_name(cfg).startswith("block_nat"):
         if getattr(cfg, "tune_verifier", False):
-            raise ConfigurationError(
-                option,
-                path,
-                "holds a verifier of its own ({--tune-verifier})",
-                "part them with python -m train_scripts.tools split-verifier, and decode with both",
-            )
+            remedy = "part them with python -m train_scripts.tools split-verifier, and decode with both"
+            raise ConfigurationError(option, path, "holds a verifier of its own ({--tune-verifier})", remedy)
         try:
             # Before it is built: its options name layers and widths of its own verifier.
             BlockNat.check_verifier(state["model"], cfg, verifier)
         except ValueError as error:
-            raise ConfigurationError(
-                option,
-                path,
-                f"{error} than {{--path}}",
-                "give the verifier that it was trained with as {--path}, or train a drafter for this one",
-            ) from error
+            remedy = "give the verifier that it was trained with as {--path}, or train a drafter for this one"
+            raise ConfigurationError(option, path, f"{error} than {{--path}}", remedy) from error
     with TakeWeights():
         drafter = build_model(state, cfg, path, task, option, required=BlockNat, verifier=verifier)
     assert isinstance(drafter, BlockNat)

@@ -67,19 +67,12 @@ class TrainsDrafters(DecodesWithDrafts):
     def setup_task(cls, cfg: Any, **kwargs: Any) -> Any:
         """Check the options and the task, then set the task up."""
         if issubclass(cls, MultilingualTranslationTask):
-            raise ConfigurationError(
-                "--task",
-                "multilingual_translation",
-                "trains a model for each pair of languages, and a drafter is one",
-                "decode with {--decoder greedy}, fast-beam, jacobi or iad, which need no drafter",
-            )
+            problem = "trains a model for each pair of languages, and a drafter is one"
+            remedy = "decode with {--decoder greedy}, fast-beam, jacobi or iad, which need no drafter"
+            raise ConfigurationError("--task", "multilingual_translation", problem, remedy)
         if issubclass(cls, TranslationMultiSimpleEpochTask) and None in (cfg.source_lang, cfg.target_lang):
-            raise ConfigurationError(
-                "--lang-pairs",
-                None,
-                "validation decodes one pair of languages",
-                "add its {--source-lang} and {--target-lang}, and train a drafter for each pair",
-            )
+            remedy = "add its {--source-lang} and {--target-lang}, and train a drafter for each pair"
+            raise ConfigurationError("--lang-pairs", None, "validation decodes one pair of languages", remedy)
         for name in ("glancing_start", "glancing_end"):
             value = getattr(cfg, name)
             if not 0 <= value <= 1:
@@ -118,12 +111,8 @@ class TrainsDrafters(DecodesWithDrafts):
         if self._options.block_size is None and not from_checkpoint and _is_drafter(cfg):
             self._options.block_size = _DEFAULT_BLOCK_SIZE
         if _is_drafter(cfg) and self.source_dictionary is None:
-            raise ConfigurationError(
-                "--arch",
-                "block_nat",
-                "drafts where the source is tokens",
-                "decode with {--decoder greedy}, fast-beam or jacobi",
-            )
+            remedy = "decode with {--decoder greedy}, fast-beam or jacobi"
+            raise ConfigurationError("--arch", "block_nat", "drafts where the source is tokens", remedy)
         if from_checkpoint:
             check_task(cfg, self, "--path")
         else:
@@ -132,12 +121,9 @@ class TrainsDrafters(DecodesWithDrafts):
         if isinstance(model, BlockNat):
             attention, count = model.decoder.drafter_attention, self._options.blocks_per_sentence
             if attention == "full" and count > 1:
-                raise ConfigurationError(
-                    "--blocks-per-sentence",
-                    count,
-                    "with {--drafter-attention full} a pass has one prefix",
-                    "use 1 block or {--drafter-attention prefix-causal}",
-                )
+                problem = "with {--drafter-attention full} a pass has one prefix"
+                remedy = "use 1 block or {--drafter-attention prefix-causal}"
+                raise ConfigurationError("--blocks-per-sentence", count, problem, remedy)
         return model
 
     def glancing_ratio(self, update: int) -> float:
@@ -147,12 +133,8 @@ class TrainsDrafters(DecodesWithDrafts):
             return start
         updates = self._options.glancing_updates or self._options.max_update
         if updates < 1:
-            raise ConfigurationError(
-                "--glancing-updates",
-                None,
-                "not set, and {--max-update} gives no end of training to fall towards",
-                "give {--glancing-updates N}",
-            )
+            problem = "not set, and {--max-update} gives no end of training to fall towards"
+            raise ConfigurationError("--glancing-updates", None, problem, "give {--glancing-updates N}")
         return start + min(update / updates, 1.0) * (end - start)
 
     def train_step(

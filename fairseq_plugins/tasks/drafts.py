@@ -66,12 +66,8 @@ class TaskDrafts:
         numbers = sample["id"].tolist()
         for path, drafts in zip(self._paths, self._drafts, strict=True):
             if max(numbers) >= len(drafts):
-                raise ConfigurationError(
-                    "--drafts",
-                    path,
-                    f"has {len(drafts)} lines, and there is a sentence {max(numbers) + 1}",
-                    "give a draft a line, an empty line for none",
-                )
+                problem = f"has {len(drafts)} lines, and there is a sentence {max(numbers) + 1}"
+                raise ConfigurationError("--drafts", path, problem, "give a draft a line, an empty line for none")
         return [[drafts[number] for drafts in self._drafts] for number in numbers]
 
     def _read(self, path: str) -> list[list[int]]:

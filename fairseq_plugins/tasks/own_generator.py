@@ -24,20 +24,12 @@ def check_own(own: Any, task: Any, spec: MethodSpec, samples: bool) -> None:
     searches = {FairseqSampling} if samples else {BeamSearch, *(OPTIONS if spec.searches_beams else ())}
     if not is_plain or type(own.search) not in searches:
         kind = type(own.search) if is_plain else type(own)
-        raise ConfigurationError(
-            "--decoder",
-            spec.name,
-            f"the task {type(task).__name__} decodes with a {kind.__name__}, not with fairseq's beam search",
-            "use {--decoder beam}",
-        )
+        problem = f"the task {type(task).__name__} decodes with a {kind.__name__}, not with fairseq's beam search"
+        raise ConfigurationError("--decoder", spec.name, problem, "use {--decoder beam}")
     refuse_unsupported_settings(own, spec.searches_beams or samples)
     if repeat_ngram_size(own) and not spec.runs_verifier:
-        raise ConfigurationError(
-            "--no-repeat-ngram-size",
-            None,
-            f"is not for {{--decoder {spec.name}}}",
-            "leave it out or use {--decoder gad}",
-        )
+        problem = f"is not for {{--decoder {spec.name}}}"
+        raise ConfigurationError("--no-repeat-ngram-size", None, problem, "leave it out or use {--decoder gad}")
 
 
 def samples_of(args: Any) -> int:

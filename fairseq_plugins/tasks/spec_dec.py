@@ -33,21 +33,15 @@ class Translation(TranslationTask):
         try:
             return super().setup_task(cfg, **kwargs)
         except FileNotFoundError as error:
-            raise ConfigurationError(
-                None,
-                data,
-                f"has no {os.path.basename(error.filename or str(error))}",
-                "give a folder that fairseq-preprocess wrote, and its {--source-lang} and {--target-lang}",
-            ) from error
+            problem = f"has no {os.path.basename(error.filename or str(error))}"
+            remedy = "give a folder that fairseq-preprocess wrote, and its {--source-lang} and {--target-lang}"
+            raise ConfigurationError(None, data, problem, remedy) from error
         except Exception as error:
             if "Could not infer language pair" not in str(error):
                 raise
-            raise ConfigurationError(
-                None,
-                data,
-                "holds no training or test data by which to tell the languages",
-                "give a folder that fairseq-preprocess wrote, or {--source-lang} and {--target-lang}",
-            ) from error
+            problem = "holds no training or test data by which to tell the languages"
+            remedy = "give a folder that fairseq-preprocess wrote, or {--source-lang} and {--target-lang}"
+            raise ConfigurationError(None, data, problem, remedy) from error
 
     def build_dataset_for_inference(self, src_tokens: Sequence[Tensor], src_lengths: Any, **more: Any) -> Any:
         """Make a dataset of raw text, each source with `--source-first-token` before it."""
@@ -71,12 +65,9 @@ class Translation(TranslationTask):
         first = self._first_token("forced_first_token", self.target_dictionary)
         if first is not None:
             if prefix_tokens is not None:
-                raise ConfigurationError(
-                    "--forced-first-token",
-                    self.cfg.forced_first_token,
-                    "contradicts {--prefix-size}, whose targets begin with it",
-                    "leave one of them out",
-                )
+                problem = "contradicts {--prefix-size}, whose targets begin with it"
+                remedy = "leave one of them out"
+                raise ConfigurationError("--forced-first-token", self.cfg.forced_first_token, problem, remedy)
             prefix_tokens = sample["net_input"]["src_tokens"].new_full(
                 (sample["net_input"]["src_lengths"].numel(), 1), first
             )
@@ -86,12 +77,8 @@ class Translation(TranslationTask):
         """Return the id of the token that an option names; raise ConfigurationError if the dictionary lacks it."""
         token = getattr(self.cfg, name)
         if token is not None and token not in dictionary:
-            raise ConfigurationError(
-                flag(name),
-                token,
-                "is not in the dictionary",
-                "give a token of dict.LANGUAGE.txt",
-            )
+            problem = "is not in the dictionary"
+            raise ConfigurationError(flag(name), token, problem, "give a token of dict.LANGUAGE.txt")
         return None if token is None else dictionary.index(token)
 
     def load_dataset(self, split: str, *args: Any, **kwargs: Any) -> None:

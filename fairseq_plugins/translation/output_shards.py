@@ -128,12 +128,8 @@ class OutputShards:
                     if not os.path.lexists(self._folder):  # else another process has made it meanwhile
                         raise
         if not _is_ours(self._folder):
-            raise ConfigurationError(
-                _OPTION,
-                self.output.path,
-                f"{self._folder} is there, and is not an unfinished translation",
-                "rename it, or give another file",
-            )
+            problem = f"{self._folder} is there, and is not an unfinished translation"
+            raise ConfigurationError(_OPTION, self.output.path, problem, "rename it, or give another file")
 
     def _check_origin(self, made_from: dict[str, Any]) -> int:
         file = self._folder / _ORIGIN
@@ -147,12 +143,8 @@ class OutputShards:
         changed = [name for name in {**made_from, **before} if made_from.get(name) != before.get(name)]
         changed = [name for name in changed if name != "parts"]
         if changed:
-            raise ConfigurationError(
-                _OPTION,
-                self.output.path,
-                f"{self._folder} was begun with other {', '.join(changed)}",
-                "remove that folder, or give another file",
-            )
+            problem = f"{self._folder} was begun with other {', '.join(changed)}"
+            raise ConfigurationError(_OPTION, self.output.path, problem, "remove that folder, or give another file")
         return count
 
     @contextmanager

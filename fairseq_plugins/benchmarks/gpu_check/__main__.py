@@ -94,12 +94,8 @@ def run(argv: Sequence[str]) -> None:
     add("--minutes", type=positive, default=10, help="time limit (default: 10)")
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
-        raise ConfigurationError(
-            None,
-            None,
-            "no GPU that PyTorch can use on this machine",
-            "run it on one with a GPU, and a PyTorch built for it (TORCH_INDEX of make setup)",
-        )
+        remedy = "run it on one with a GPU, and a PyTorch built for it (TORCH_INDEX of make setup)"
+        raise ConfigurationError(None, None, "no GPU that PyTorch can use on this machine", remedy)
     # Half a minute less, for the check that runs at the time limit.
     env = Environment("cuda", Path(args.results), ends=time.monotonic() + 60 * args.minutes - 30)
     outcomes = run_checks(env, CHECKS, shlex.join(["python", "-m", "fairseq_plugins.benchmarks.gpu_check", *argv]))

@@ -81,12 +81,8 @@ def _check_fit(context: MethodContext, options: BlockwiseOptions) -> None:
     if options.min_block > width:
         raise ConfigurationError("--min-block", options.min_block, "more than the block size", f"give at most {width}")
     if options.accept_distance is not None and _numbers(context.target).isnan().all():
-        raise ConfigurationError(
-            "--accept-distance",
-            options.accept_distance,
-            "no symbol of the target dictionary is a number",
-            "leave it out",
-        )
+        problem = "no symbol of the target dictionary is a number"
+        raise ConfigurationError("--accept-distance", options.accept_distance, problem, "leave it out")
 
 
 def _numbers(dictionary: Dictionary) -> Tensor:

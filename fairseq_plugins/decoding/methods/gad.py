@@ -70,12 +70,8 @@ def _check_relaxed(options: RelaxedOptions) -> None:
             "--preset", options.preset, "sets {--top-beta} and {--tau}", "give either the preset or these"
         )
     if options.preset == "none" and not relaxed:
-        raise ConfigurationError(
-            "--decoder",
-            "gad++",
-            "accepts no more than gad without its settings",
-            "add {--preset high-quality}, {--preset high-efficiency}, or {--top-beta} and {--tau}",
-        )
+        remedy = "add {--preset high-quality}, {--preset high-efficiency}, or {--top-beta} and {--tau}"
+        raise ConfigurationError("--decoder", "gad++", "accepts no more than gad without its settings", remedy)
 
 
 def _check_fit(context: MethodContext, options: TrainedDrafterOptions) -> None:

@@ -22,12 +22,9 @@ class NatOptions(MethodOptions):
 def _check_fit(context: MethodContext, options: NatOptions) -> None:
     assert context.drafter is not None
     if context.drafter.reads_features:
-        raise ConfigurationError(
-            "--decoder",
-            "nat",
-            "this drafter ({--drafter-context features}) reads the verifier's states and cannot decode alone",
-            "use {--decoder gad} with {--path VERIFIER.pt} {--drafter-path DRAFTER.pt}",
-        )
+        problem = "this drafter ({--drafter-context features}) reads the verifier's states and cannot decode alone"
+        remedy = "use {--decoder gad} with {--path VERIFIER.pt} {--drafter-path DRAFTER.pt}"
+        raise ConfigurationError("--decoder", "nat", problem, remedy)
     check_drafter(context, options.block_size)
 
 

@@ -137,12 +137,8 @@ def _header(path: str, line: bytes) -> Trace:
             return Trace(str(header["decoder"]), dict(header["options"]), *symbols)
     except (ValueError, TypeError, KeyError) as error:
         raise _unreadable(path, 1, "not the header of a trace", error) from error
-    raise ConfigurationError(
-        None,
-        f"{path}, line 1",
-        f"a trace of version {version}, but only version {VERSION} can be read",
-        f"decode again with {{{OPTION}}}",
-    )
+    problem = f"a trace of version {version}, but only version {VERSION} can be read"
+    raise ConfigurationError(None, f"{path}, line 1", problem, f"decode again with {{{OPTION}}}")
 
 
 def _sentence(record: dict[str, Any], trace: Trace) -> TracedSentence:

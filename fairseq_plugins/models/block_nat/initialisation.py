@@ -51,12 +51,9 @@ def initialise(model: Any, path: str, task: Any, option: str) -> None:
     weights, activation = _weights_of(path, task, flag, part)
     own_activation = getattr(model, part).layers[0].activation_fn
     if activation is not own_activation:
-        raise ConfigurationError(
-            flag,
-            path,
-            f"its layers use {activation.__name__}, the drafter's {own_activation.__name__}",
-            f"train the drafter with {{--activation-fn {activation.__name__}}}",
-        )
+        problem = f"its layers use {activation.__name__}, the drafter's {own_activation.__name__}"
+        remedy = f"train the drafter with {{--activation-fn {activation.__name__}}}"
+        raise ConfigurationError(flag, path, problem, remedy)
     target = getattr(model, part)
     own = target.state_dict()
     if part == "decoder" and model.reads_features:
@@ -70,11 +67,7 @@ def initialise(model: Any, path: str, task: Any, option: str) -> None:
     }
     for name, value in shared.items():
         if own[name].shape != value.shape:
-            raise ConfigurationError(
-                flag,
-                path,
-                f"{part}.{name} is {tuple(value.shape)} there and {tuple(own[name].shape)} in the drafter",
-                "give the drafter the same sizes",
-            )
+            problem = f"{part}.{name} is {tuple(value.shape)} there and {tuple(own[name].shape)} in the drafter"
+            raise ConfigurationError(flag, path, problem, "give the drafter the same sizes")
     target.load_state_dict(shared, strict=False)
     logger.info("%s %s: %d of %d tensors of the %s taken over", flag, path, len(shared), len(own), part)

@@ -65,11 +65,9 @@ class BlockNat(TransformerModel):
         if args.share_encoder:
             verifier = verifier or task.training_verifier()
             if verifier is None:
-                raise ConfigurationError(
-                    *_READING[args.drafter_context == "features"],
-                    "needs the verifier to read",
-                    "add {--verifier-path VERIFIER.pt}",
-                )
+                problem = "needs the verifier to read"
+                remedy = "add {--verifier-path VERIFIER.pt}"
+                raise ConfigurationError(*_READING[args.drafter_context == "features"], problem, remedy)
         is_new = not getattr(task, "loading_checkpoint", False)
         if is_new:
             take_sizes(args, getattr(verifier, "args", None) if args.drafter_context == "features" else None)
@@ -78,12 +76,9 @@ class BlockNat(TransformerModel):
         model = super().build_model(args, task)
         source_width, target_width = args.encoder_embed_dim, model.decoder.embed_tokens.embedding_dim
         if args.src_embedding_copy and source_width != target_width:
-            raise ConfigurationError(
-                "--src-embedding-copy",
-                None,
-                f"feeds source embeddings ({source_width} wide) to the decoder ({target_width} wide)",
-                "give encoder and decoder the same {--encoder-embed-dim} and {--decoder-embed-dim}",
-            )
+            problem = f"feeds source embeddings ({source_width} wide) to the decoder ({target_width} wide)"
+            remedy = "give encoder and decoder the same {--encoder-embed-dim} and {--decoder-embed-dim}"
+            raise ConfigurationError("--src-embedding-copy", None, problem, remedy)
         if args.drafter_context == "features":
             model.adopt_verifier(verifier)
         elif verifier is not None and args.share_encoder:
@@ -103,12 +98,8 @@ class BlockNat(TransformerModel):
         width = encoder.layers[0].embed_dim
         expected = self.decoder.layers[0].encoder_attn.kdim
         if width != expected:
-            raise ConfigurationError(
-                "--share-encoder",
-                None,
-                f"the verifier's encoder is {width} wide, the drafter reads {expected}",
-                f"train it with {{--encoder-embed-dim {width}}}",
-            )
+            problem = f"the verifier's encoder is {width} wide, the drafter reads {expected}"
+            raise ConfigurationError("--share-encoder", None, problem, f"train it with {{--encoder-embed-dim {width}}}")
         self.encoder = encoder.requires_grad_(self.tunes_verifier).eval()
         self._remember_verifier(encoder)
 
@@ -250,11 +241,9 @@ class BlockNat(TransformerModel):
         if self.not_saved:
             trained = int(state_dict["decoder.verifier_fingerprint"])
             if trained != int(self.decoder.verifier_fingerprint):
-                raise ConfigurationError(
-                    *_READING[self.reads_features],
-                    "this drafter was trained on the states of another verifier",
-                    "decode with the verifier it was trained with, or train a drafter for this one",
-                )
+                problem = "this drafter was trained on the states of another verifier"
+                remedy = "decode with the verifier it was trained with, or train a drafter for this one"
+                raise ConfigurationError(*_READING[self.reads_features], problem, remedy)
             own = super().state_dict()
             state_dict = {**{name: own[name] for name in own if name.startswith(self.borrowed)}, **state_dict}
         return super().load_state_dict(state_dict, strict, **kwargs)

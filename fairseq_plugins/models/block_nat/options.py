@@ -157,12 +157,8 @@ def take_sizes(args: Namespace, verifier: Any = None) -> None:
             elif name not in _DROPOUTS and getattr(args, name) != value:
                 flag = "--" + name.replace("_", "-")
                 instead = "" if isinstance(value, bool) else f", or give {{{flag} {value}}}"
-                raise ConfigurationError(
-                    flag,
-                    getattr(args, name),
-                    f"{option} {path} has {value}, and its layers are copied",
-                    f"leave the option out{instead}",
-                )
+                problem = f"{option} {path} has {value}, and its layers are copied"
+                raise ConfigurationError(flag, getattr(args, name), problem, f"leave the option out{instead}")
 
 
 def _sizes(part: str, options: Any) -> dict[str, Any]:

@@ -81,12 +81,9 @@ class BeamSearch:
 
 def eos_forbidden_error(max_len: int) -> ConfigurationError:
     """Return the error for a longest output at which EOS is forbidden."""
-    return ConfigurationError(
-        "--decoder",
-        "fast-beam",
-        f"nothing may end after {max_len} tokens, where {{--max-len-a}} and {{--max-len-b}} end all",
-        "look at {--no-repeat-ngram-size}, {--constraints} and the prefixes of {--prefix-size}",
-    )
+    problem = f"nothing may end after {max_len} tokens, where {{--max-len-a}} and {{--max-len-b}} end all"
+    remedy = "look at {--no-repeat-ngram-size}, {--constraints} and the prefixes of {--prefix-size}"
+    return ConfigurationError("--decoder", "fast-beam", problem, remedy)
 
 
 def select_candidates(
