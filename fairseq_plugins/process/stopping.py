@@ -2,6 +2,9 @@
 
 fairseq stops and saves after the update that reaches --max-update, so a request lowers --max-update. Only the first of
 several processes saves and stops; the sender of the request ends the others.
+
+The settings are a local variable of fairseq's loop, which the handler gets from Python as a frame: nothing that fairseq
+calls in the loop knows them (its older tasks and optimizers have only their own), and fairseq is not patched.
 """
 
 import os
