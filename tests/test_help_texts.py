@@ -54,7 +54,7 @@ def test_help_all_shows_all_options(capsys: pytest.CaptureFixture[str]) -> None:
 def test_missing_argument_is_one_line(command: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([]) == 2
     line = capsys.readouterr().err
-    assert line.count("\n") == 1 and "arguments are required" in line and "--help)" in line
+    assert line.count("\n") == 1 and "arguments are required" in line and line.endswith(" --help\n")
 
 
 def without_torch(tmp_path: Path, command: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:

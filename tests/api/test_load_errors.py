@@ -26,7 +26,7 @@ def test_other_dictionaries(tmp_path: Path) -> None:
     for language in ("en", "de"):
         make_dictionary(50).save(str(tmp_path / f"dict.{language}.txt"))
     with pytest.raises(
-        ConfigurationError, match="^verifier .*verifier.pt: its weights do not fit .*dictionaries"
+        ConfigurationError, match="^verifier=.*verifier.pt.: its weights do not fit .*dictionaries"
     ) as raised:
         fairseq_plugins.load(
             verifier=MULTI30K / "verifier.pt", data=tmp_path, source_lang="en", target_lang="de", device="cpu"

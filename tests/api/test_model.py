@@ -296,7 +296,7 @@ REFUSED = [
     ({"folder": "{ua}", "prefix_size": 3}, "prefix_size: no such option; there are "),
     ({"folder": "{ua}", "block_size": "three"}, 'block_size="three": is not a value'),
     ({"folder": "{ua}", "decoder": "iad", "drafter": "{ua}/drafter.pt"}, 'decoder="iad" uses no drafter'),
-    ({"folder": "{ua}", "decoder": "greedy", "preset": "high-quality"}, "preset=high-quality: is for "),
+    ({"folder": "{ua}", "decoder": "greedy", "preset": "high-quality"}, 'preset="high-quality": is for '),
     ({"folder": "{ua}", "device": "cuda:9"}, 'device="cuda:9": there are '),
     ({"folder": "{ua}", "device": "none"}, 'device="none": choose cpu'),
     ({"folder": "{ua}", "precision": "int4"}, 'precision="int4": no such value; choose from'),
