@@ -15,13 +15,17 @@ def on_command_line(option: str, value: Any) -> str:
 
 
 # Options whose argument in Python has another name, and flags that are the value of one.
-ARGUMENTS = {"--path": "verifier", "--drafter-path": "drafter", "--nbest": "num_hypotheses"}
+_ARGUMENTS = {"--path": "verifier", "--drafter-path": "drafter", "--nbest": "num_hypotheses"}
 _FLAGS = {"--cpu": ("device", "cpu"), "--fp16": ("precision", "fp16"), "--bf16": ("precision", "bf16")}
+
+
+def _argument(option: str, value: Any) -> tuple[str, Any]:
+    return _FLAGS.get(option, (_ARGUMENTS.get(option, option[2:].replace("-", "_")), value))
 
 
 def in_python(option: str, value: Any) -> str:
     """Write an option as an argument in Python: `block_size=3`, `decoder="gad"`; `drafts=` without a value."""
-    name, value = _FLAGS.get(option, (ARGUMENTS.get(option, option[2:].replace("-", "_")), value))
+    name, value = _argument(option, value)
     if value is None:
         return f"{name}="
     return f"{name}=" + (f'"{value}"' if isinstance(value, (str, os.PathLike)) else f"{value!r:.200}")
@@ -36,12 +40,11 @@ def as_command(options: Collection[str], settable: Collection[str]) -> Spelling:
     """
 
     def spell(option: str, value: Any) -> str:
-        name = in_python(option, None).removesuffix("=")
-        name = "nbest" if name == "num_hypotheses" else name
-        if name not in options:
-            given = f"--set {name}" + ("" if value is None else f"={value}")
-            return given if name in settable else on_command_line(option, value)
-        return on_command_line(flag(name), _FLAGS.get(option, (name, value))[1])
+        name, given = _argument(option, value)
+        if name in settable and name not in options:
+            return f"--set {name}" + ("" if given is None else f"={given}")
+        # `nbest` is the same in both.
+        return on_command_line(flag(name), given) if name in options else on_command_line(option, value)
 
     return spell
 

@@ -24,6 +24,9 @@ def test_options_are_spelled_by_whoever_shows_them() -> None:
     assert str(error) == "--nbest 3: beam keeps --beam 1; raise --beam, or use --decoder gad"
     spell_as(before)
     assert error.spelled(as_command({"nbest", "decoder"}, {"beam"})).endswith("raise --set beam, or use --decoder gad")
+    spelled = as_command({"verifier", "device"}, {"precision"})
+    shown = ConfigurationError("--path", "a.pt", "x", "{--cpu}, {--fp16}, {--lr 1}").spelled(spelled)
+    assert shown == "--verifier a.pt: x; --device cpu, --set precision=fp16, --lr 1"
     assert pickle.loads(pickle.dumps(error)).option == "--nbest"
 
 

@@ -39,9 +39,9 @@ class Journal:
                 cell, result = Cell(**record["cell"]), Result(**record["result"])
                 same = record["circumstances"] == self.circumstances
             except (ValueError, KeyError, TypeError) as error:
-                problem = "not written by spec-dec-sweep"
+                problem = f"line {number} was not written by spec-dec-sweep"
                 remedy = "remove the file or choose another folder"
-                raise ConfigurationError("--output", f"{file}, line {number}", problem, remedy) from error
+                raise ConfigurationError("--output", file, problem, remedy) from error
             if same:
                 self.results[cell] = result
             else:

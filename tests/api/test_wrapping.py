@@ -24,7 +24,7 @@ def make_stock_task() -> TranslationTask:
         ({"decoder": "fast"}, 'decoder="fast": no such value; choose from .*greedy'),
         ({"decoder": "greedy", "max_len_b": 5}, "max_len_b: is no option of wrap; give it to load"),
         ({"decoder": "greedy", "int8": "some"}, 'int8="some": is not a value of this option'),
-        ({"decoder": "greedy", "drafter": "d.pt"}, 'drafter d.pt: decoder="greedy" uses no drafter'),
+        ({"decoder": "greedy", "drafter": "d.pt"}, 'drafter="d.pt": decoder="greedy" uses no drafter'),
         ({"decoder": "greedy", "jacobi_pool": True}, 'jacobi_pool: is for decoder="jacobi"'),
     ],
 )

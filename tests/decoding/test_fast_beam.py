@@ -193,7 +193,7 @@ def test_prefix_of_eos_only() -> None:
     prefix = torch.tensor([[EOS], [7]])
     with pytest.raises(AssertionError):
         fairseq_beam([model], task, sample, 3, max_len_b=9, prefix_tokens=prefix)
-    with error_about("--prefix-size"):
+    with error_about("--decoder", "--prefix-size"):
         decode([model], task, sample, FAST_BEAM, beam_size=3, max_len_b=9, prefix_tokens=prefix)
     expected = fairseq_beam([model], task, sample, 1, max_len_b=9, prefix_tokens=prefix)
     output, _ = decode([model], task, sample, FAST_BEAM, beam_size=1, max_len_b=9, prefix_tokens=prefix)

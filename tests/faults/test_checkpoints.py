@@ -7,7 +7,7 @@ import pytest
 
 from fairseq_plugins.checkpoint import averaging
 from fairseq_plugins.checkpoint.loading import read_checkpoint
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, on_command_line
 from tests.conftest import Corpus
 
 
@@ -23,7 +23,7 @@ def test_truncated_at_any_byte(corpus: Corpus, tmp_path: Path, capsys: pytest.Ca
         file.write_bytes(content[:size])
         with pytest.raises(ConfigurationError) as raised:
             read_checkpoint(str(file), "--drafter-path")
-        message = str(raised.value)
+        message = raised.value.spelled(on_command_line)
         assert message.startswith(f"--drafter-path {file}: truncated or not a fairseq checkpoint"), (size, message)
         assert "copy it again" in message and "\n" not in message
         assert averaging.main([str(corpus.drafter), str(file), "--output", str(output)]) == 2

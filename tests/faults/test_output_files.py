@@ -192,7 +192,7 @@ def test_run_goes_on_where_its_file_cannot(tmp_path: Path, capsys: pytest.Captur
             stats.record([SENTENCE], 1.0)
         stats.close()
     messages = capsys.readouterr().err.splitlines()
-    assert messages[0].startswith(f"error: --stats-file {path}: cannot be written (File too large)")
+    assert messages[0].startswith(f'error: stats_file="{path}": cannot be written (File too large)')
     assert messages[0].endswith(f"the lines so far are in {path}.partial")
     assert messages[1].startswith("gad: 50 sentences") and len(messages) == 2
     assert path.read_text() == "old" and is_written(Path(f"{path}.partial").read_text().splitlines()[0])
@@ -208,7 +208,7 @@ def test_failure_that_closing_notices(tmp_path: Path, capsys: pytest.CaptureFixt
     (folder / "trace.partial").unlink()
     folder.rmdir()
     file.close()
-    assert capsys.readouterr().err.startswith(f"error: --trace-file {folder}/trace: cannot be written (No such file")
+    assert capsys.readouterr().err.startswith(f'error: trace_file="{folder}/trace": cannot be written (No such file')
     assert ending._has_failed
 
 
@@ -226,7 +226,7 @@ def test_full_file_system(small_disk: Path, capsys: pytest.CaptureFixture[str]) 
     for _ in range(500):
         stats.record([SENTENCE], 1.0)
     stats.close()
-    assert capsys.readouterr().err.startswith(f"error: --stats-file {small_disk}/stats: {FULL}")
+    assert capsys.readouterr().err.startswith(f'error: stats_file="{small_disk}/stats": {FULL}')
     assert ending._has_failed and not (small_disk / "stats").exists()
     with error_about("--results", "free disk space"):
         write_atomically(small_disk / "table.json", "x" * 20_000, "--results")

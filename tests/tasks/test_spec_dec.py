@@ -69,7 +69,7 @@ from tests.support import Options, ids, make_args, make_drafter, make_sample, ma
         ({"decoding_method": "blockwise", "accept_distance": -1.0}, "--accept-distance -1.0.*give 0 or more"),
         (
             {"decoding_method": "blockwise", "accept_distance": 1.0, "top_beta": 2},
-            "--accept-distance, --top-beta: .*give one",
+            "--accept-distance: and --top-beta .*give one",
         ),
         ({"decoding_method": "gad", "active_sentences": -1}, "--active-sentences -1: give"),
         ({"active_sentences": 8}, "--active-sentences 8: .*choose another --decoder"),

@@ -82,9 +82,9 @@ def check_options(cfg: Any) -> None:
         is_ignored = all(declared.metadata["ignored_by_other_methods"] for declared in declarations)
         if name not in own and not is_ignored and plain(value) != default:
             given = None if value is True else plain(value)
-            raise ConfigurationError(
-                flag(name), given, f"is for {{--decoder {', '.join(_users(name))}}}, not {spec.name}"
-            )
+            first, *others = _users(name)
+            problem = f"is for {', '.join([f'{{--decoder {first}}}', *others])}, not {spec.name}"
+            raise ConfigurationError(flag(name), given, problem)
     options = spec.read(cfg)
     spec.check(options)
     if cfg.drafter_path is not None and not spec.needs_drafter(options.resolved):
