@@ -72,7 +72,7 @@ class ConfigurationError(ValueError):
         remedy: what to do.
     """
 
-    def __init__(self, option: str | None, value: Any, problem: str, remedy: str = "") -> None:
+    def __init__(self, option: str | None, value: Any, problem: str = "", remedy: str = "") -> None:
         super().__init__(option, value, problem, remedy)
         self.option, self.value, self.problem, self.remedy = option, value, problem, remedy
 

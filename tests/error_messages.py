@@ -24,7 +24,8 @@ def messages() -> Iterator[tuple[str, ConfigurationError]]:
                 parts = [_text(texts.get(ast.unparse(part), part)) for part in node.args]
                 if isinstance(node.args[0], ast.Starred):  # option and value
                     parts.insert(1, None)
-                yield f"{file.relative_to(PACKAGE.parent)}:{node.lineno}", ConfigurationError(*parts)
+                named = {given.arg: _text(given.value) for given in node.keywords}
+                yield f"{file.relative_to(PACKAGE.parent)}:{node.lineno}", ConfigurationError(*parts, **named)
 
 
 def _text(node: ast.AST) -> str | None:

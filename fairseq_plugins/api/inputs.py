@@ -78,7 +78,7 @@ def check_choice(value: Any, argument: str, *choices: Any) -> None:
     """Raise ConfigurationError for a value that is not among the choices."""
     if value not in choices:
         known = " or ".join(f'"{choice}"' if isinstance(choice, str) else repr(choice) for choice in choices)
-        raise ConfigurationError(flag(argument), value, f"give {known}")
+        raise ConfigurationError(flag(argument), value, remedy=f"give {known}")
 
 
 def warn_of_lines(text: str, argument: str) -> None:

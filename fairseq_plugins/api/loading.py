@@ -229,7 +229,7 @@ def _device(cfg: DictConfig, device: str | None) -> int | None:
     try:
         found = torch.device(device)
     except RuntimeError as error:
-        raise ConfigurationError("--device", device, "choose cpu, cuda or cuda:N") from error
+        raise ConfigurationError("--device", device, remedy="choose cpu, cuda or cuda:N") from error
     if found.type == "cpu":
         cfg.common.cpu = True
     elif found.type != "cuda" or (found.index or 0) >= torch.cuda.device_count():

@@ -57,9 +57,9 @@ class Service:
         self, model: "Model", threads: int | None = None, max_sentences: int = MAX_SENTENCES, max_beam: int = MAX_BEAM
     ) -> None:
         if max_sentences < 1:
-            raise ConfigurationError("--max-sentences", max_sentences, "give at least 1")
+            raise ConfigurationError("--max-sentences", max_sentences, remedy="give at least 1")
         if max_beam < 1:
-            raise ConfigurationError("--max-beam", max_beam, "give at least 1")
+            raise ConfigurationError("--max-beam", max_beam, remedy="give at least 1")
         self._model = model
         self._max_sentences, self._max_beam = max_sentences, max_beam
         self._numbers = itertools.count()

@@ -35,7 +35,7 @@ def set_text_tools(cfg: DictConfig, files: ModelFiles, tokenizer: str | None) ->
         ConfigurationError: for another tokenizer, or a file that is no subword model.
     """
     if tokenizer not in (None, "moses", "none"):
-        raise ConfigurationError("--tokenizer", tokenizer, "choose moses or none, or leave it out")
+        raise ConfigurationError("--tokenizer", tokenizer, remedy="choose moses or none, or leave it out")
     escapes = splits_dashes = True
     if files.subwords is None:
         tokenizer = tokenizer or "none"

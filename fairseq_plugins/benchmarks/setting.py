@@ -155,8 +155,8 @@ def _check_replay(args: argparse.Namespace) -> None:
         )
     if args.replay_vocabulary < replay.MIN_VOCABULARY:
         raise ConfigurationError(
-            "--replay-vocabulary", args.replay_vocabulary, f"give at least {replay.MIN_VOCABULARY}"
+            "--replay-vocabulary", args.replay_vocabulary, remedy=f"give at least {replay.MIN_VOCABULARY}"
         )
     if args.replay is not None and (len(lengths) != 2 or not 2 <= lengths[0] <= lengths[1]):
         text = ",".join(map(str, lengths))
-        raise ConfigurationError("--replay-lengths", text, "give the shortest, at least 2, and the longest")
+        raise ConfigurationError("--replay-lengths", text, remedy="give the shortest, at least 2, and the longest")

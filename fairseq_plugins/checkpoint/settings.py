@@ -51,7 +51,9 @@ def check_settings(model_cfg: Any, source: tuple[str, str | None]) -> None:
     declared = _declared(model_name(model_cfg), source)
     values = _items(model_cfg)
     if values is None:
-        raise ConfigurationError(*source, f"its settings are a {type(model_cfg).__name__}", "give another checkpoint")
+        raise ConfigurationError(
+            *source, f"its settings are a {type(model_cfg).__name__}", remedy="give another checkpoint"
+        )
     hidden = [name for name in _FILES_OF_TRAINING if values.get(name) is not None]
     for name, value in values.items():
         option = declared.get(name)

@@ -66,11 +66,13 @@ class GlatLoss(FairseqCriterion):
     ) -> None:
         super().__init__(task)
         if not position_decay >= 0:
-            raise ConfigurationError("--position-decay", position_decay, "give 0 (no decay) or more")
+            raise ConfigurationError("--position-decay", position_decay, remedy="give 0 (no decay) or more")
         if not 0 <= soft_targets <= 1:
             raise ConfigurationError("--soft-targets", soft_targets, "a share of the loss", "give 0 to 1")
         if not verifier_loss >= 0:
-            raise ConfigurationError("--verifier-loss", verifier_loss, "give 0 (the drafter's loss alone) or more")
+            raise ConfigurationError(
+                "--verifier-loss", verifier_loss, remedy="give 0 (the drafter's loss alone) or more"
+            )
         self.label_smoothing = label_smoothing
         self.position_decay = position_decay
         self.soft_targets = soft_targets

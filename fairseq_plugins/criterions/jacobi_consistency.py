@@ -64,12 +64,14 @@ class JacobiConsistency(FairseqCriterion):
     ) -> None:
         super().__init__(task)
         if not consistency_weight >= 0:
-            raise ConfigurationError("--consistency-weight", consistency_weight, "give 0 (ordinary loss alone) or more")
+            raise ConfigurationError(
+                "--consistency-weight", consistency_weight, remedy="give 0 (ordinary loss alone) or more"
+            )
         if trajectory_length < 1:
-            raise ConfigurationError("--trajectory-length", trajectory_length, "give at least 1 state")
+            raise ConfigurationError("--trajectory-length", trajectory_length, remedy="give at least 1 state")
         if trajectory_block < 0:
             raise ConfigurationError(
-                "--trajectory-block", trajectory_block, "give 0 (to the end) or a number of tokens"
+                "--trajectory-block", trajectory_block, remedy="give 0 (to the end) or a number of tokens"
             )
         self.label_smoothing = label_smoothing
         self.consistency_weight = consistency_weight

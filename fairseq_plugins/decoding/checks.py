@@ -16,9 +16,11 @@ from fairseq_plugins.models.support import unsupported_model
 def check_task_options(cfg: Any, spec: MethodSpec) -> None:
     """Raise ConfigurationError for options of the task that the method does not support."""
     if cfg.block_size is not None and cfg.block_size < 1:
-        raise ConfigurationError("--block-size", cfg.block_size, "give at least 1 token per draft")
+        raise ConfigurationError("--block-size", cfg.block_size, remedy="give at least 1 token per draft")
     if cfg.active_sentences < 0:
-        raise ConfigurationError("--active-sentences", cfg.active_sentences, "give a number of sentences, or 0 for all")
+        raise ConfigurationError(
+            "--active-sentences", cfg.active_sentences, remedy="give a number of sentences, or 0 for all"
+        )
     if cfg.active_sentences and spec.build is None:
         problem = "fairseq's own search decodes whole batches"
         raise ConfigurationError("--active-sentences", cfg.active_sentences, problem, "choose another {--decoder}")
@@ -76,6 +78,6 @@ def _check_int8(models: Sequence[nn.Module]) -> None:
 def check_thresholds(beta: int, tau: float) -> None:
     """Raise ConfigurationError for thresholds that no token can meet."""
     if beta < 1:
-        raise ConfigurationError("--top-beta", beta, "give at least 1, which accepts the verifier's best only")
+        raise ConfigurationError("--top-beta", beta, remedy="give at least 1, which accepts the verifier's best only")
     if not tau >= 0:
         raise ConfigurationError("--tau", tau, "a gap of log-probabilities", "give 0 or more")

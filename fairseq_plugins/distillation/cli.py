@@ -67,12 +67,14 @@ def decode(argv: Sequence[str]) -> None:
 
 def _check_shard_options(num_shards: int | None, shard: int | None) -> None:
     if num_shards is not None and num_shards < 1:
-        raise ConfigurationError("--num-shards", num_shards, "give at least 1")
+        raise ConfigurationError("--num-shards", num_shards, remedy="give at least 1")
     if shard is not None and num_shards is None:
         raise ConfigurationError("--shard-id", shard, "of how many?", "add {--num-shards N}")
     if shard is not None and num_shards is not None and not 0 <= shard < num_shards:
         last = num_shards - 1
-        raise ConfigurationError("--shard-id", shard, f"give a number from 0 to {last} ({{--num-shards {num_shards}}})")
+        raise ConfigurationError(
+            "--shard-id", shard, remedy=f"give a number from 0 to {last} ({{--num-shards {num_shards}}})"
+        )
 
 
 def _count(given: int | None, folder: Path, subset: str, default: int) -> int:
@@ -134,7 +136,7 @@ def run_merge(argv: Sequence[str]) -> None:
     """Parse, merge, print the counts."""
     args = merge_parser().parse_args(argv)
     if args.max_length_ratio is not None and not args.max_length_ratio >= 1:
-        raise ConfigurationError("--max-length-ratio", args.max_length_ratio, "give at least 1")
+        raise ConfigurationError("--max-length-ratio", args.max_length_ratio, remedy="give at least 1")
     counts = merge(
         args.data,
         Path(args.shards),
@@ -159,7 +161,9 @@ def run(argv: Sequence[str]) -> None:
         print(__doc__)
         return
     if command not in COMMANDS:
-        raise ConfigurationError(None, command or "no command", f"choose from {', '.join(COMMANDS)} (see --help)")
+        raise ConfigurationError(
+            None, command or "no command", remedy=f"choose from {', '.join(COMMANDS)} (see --help)"
+        )
     COMMANDS[command](rest)
 
 

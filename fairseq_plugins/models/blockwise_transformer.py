@@ -110,7 +110,7 @@ class BlockwiseTransformer(TransformerModel):
         args.blockwise_heads = args.blockwise_heads or getattr(task.cfg, "block_size", None) or _DEFAULT_HEADS
         if args.blockwise_heads < 2:
             raise ConfigurationError(
-                "--blockwise-heads", args.blockwise_heads, "give at least 2, one for the next token and one more"
+                "--blockwise-heads", args.blockwise_heads, remedy="give at least 2, one for the next token and one more"
             )
         if not args.base_path or getattr(task, "loading_checkpoint", False):
             return super().build_model(args, task)

@@ -79,7 +79,7 @@ def sentence_numbers(text: str) -> list[int]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         if match is None:
-            raise ConfigurationError("--sentences", text, "give numbers from 0 and ranges, such as 3,17,20-22")
+            raise ConfigurationError("--sentences", text, remedy="give numbers from 0 and ranges, such as 3,17,20-22")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise ConfigurationError("--sentences", text, f"{part.strip()} is empty", "give the lower number first")

@@ -83,7 +83,7 @@ def make_models(args: argparse.Namespace) -> list[Any]:
     for item in args.set:
         name, equals, value = item.partition("=")
         if not equals or not name:
-            raise ConfigurationError("--set", item, "give NAME=VALUE, such as {--set max_len_b=100}")
+            raise ConfigurationError("--set", item, remedy="give NAME=VALUE, such as {--set max_len_b=100}")
         options[name.replace("-", "_")] = value
     options |= {name: vars(args)[name] for name in ("decoder", "device") if vars(args)[name] is not None}
     models = []
@@ -93,7 +93,7 @@ def make_models(args: argparse.Namespace) -> list[Any]:
             pair, _, folder = given.partition("=")
             source, _, target = pair.partition("-")
             if not source or not target:
-                raise ConfigurationError("MODEL", given, f"give SOURCE-TARGET=FOLDER, such as en-de={folder}")
+                raise ConfigurationError("MODEL", given, remedy=f"give SOURCE-TARGET=FOLDER, such as en-de={folder}")
             languages = (source, target)
         models.append(
             ServedModel(

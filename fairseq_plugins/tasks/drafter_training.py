@@ -78,7 +78,7 @@ class TrainsDrafters(DecodesWithDrafts):
             if not 0 <= value <= 1:
                 raise ConfigurationError(flag(name), value, "a share of the predictions", "give a number from 0 to 1")
         if cfg.blocks_per_sentence < 1:
-            raise ConfigurationError("--blocks-per-sentence", cfg.blocks_per_sentence, "give at least 1")
+            raise ConfigurationError("--blocks-per-sentence", cfg.blocks_per_sentence, remedy="give at least 1")
         return super().setup_task(cfg, **kwargs)
 
     @property

@@ -112,7 +112,7 @@ def set_options(args: argparse.Namespace) -> dict[str, Any]:
     for item in args.set:
         name, equals, value = item.partition("=")
         if not equals or not name:
-            raise ConfigurationError("--set", item, "give NAME=VALUE, such as {--set lenpen=0.6}")
+            raise ConfigurationError("--set", item, remedy="give NAME=VALUE, such as {--set lenpen=0.6}")
         name = name.replace("-", "_")
         if name in vars(args) and name not in LOAD.known:
             raise ConfigurationError("--set", item, "has its own option", f"give {{{flag(name)}}}")

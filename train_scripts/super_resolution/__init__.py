@@ -71,9 +71,11 @@ class ImageTransformer(TransformerModel):
         """
         image_transformer(args)
         if not args.image_size or args.image_size < LOW_SIZE:
-            raise ConfigurationError("--image-size", args.image_size, f"give at least {LOW_SIZE} pixels along a side")
+            raise ConfigurationError(
+                "--image-size", args.image_size, remedy=f"give at least {LOW_SIZE} pixels along a side"
+            )
         if args.encoder_embed_dim < 16:
-            raise ConfigurationError("--encoder-embed-dim", args.encoder_embed_dim, "give at least 16")
+            raise ConfigurationError("--encoder-embed-dim", args.encoder_embed_dim, remedy="give at least 16")
         model = super().build_model(args, task)
         half = args.encoder_embed_dim // 2
         _set_values(model.decoder.embed_tokens.weight.data, task.target_dictionary, half, args.no_scale_embedding)

@@ -60,7 +60,7 @@ def _check(options: BlockwiseOptions) -> None:
         )
     if options.min_block < 1 or (options.block_size is not None and options.min_block > options.block_size):
         limit = "" if options.block_size is None else f", and at most the block size ({options.block_size})"
-        raise ConfigurationError("--min-block", options.min_block, f"give at least 1{limit}")
+        raise ConfigurationError("--min-block", options.min_block, remedy=f"give at least 1{limit}")
 
 
 def _check_fit(context: MethodContext, options: BlockwiseOptions) -> None:

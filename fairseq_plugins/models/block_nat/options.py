@@ -116,7 +116,7 @@ def check_options(args: Namespace) -> None:
     """Raise ConfigurationError for invalid options and combinations."""
     for option, value in ("rank", args.transition_rank), ("state", args.transition_state):
         if value < 0:
-            raise ConfigurationError(f"--transition-{option}", value, "give 0 (none) or more")
+            raise ConfigurationError(f"--transition-{option}", value, remedy="give 0 (none) or more")
     if args.transition_state and not args.transition_rank:
         raise ConfigurationError(
             "--transition-state", args.transition_state, "goes into transition scores", "add {--transition-rank 32}"
@@ -126,7 +126,7 @@ def check_options(args: Namespace) -> None:
             "--tune-verifier", None, "is for drafters that read its states", "add {--drafter-context features}"
         )
     if not 0 <= args.transition_dropout < 1:
-        raise ConfigurationError("--transition-dropout", args.transition_dropout, "give 0 to less than 1")
+        raise ConfigurationError("--transition-dropout", args.transition_dropout, remedy="give 0 to less than 1")
 
 
 def remember_given(args: Namespace) -> None:
