@@ -24,12 +24,14 @@ def is_tool() -> bool:
 
 
 def lower_log_level() -> None:
-    """Hide the settings that fairseq's decoding commands log before the first translation.
+    """Hide the settings that fairseq's decoding commands log before the first translation, and warnings of hydra.
 
     `--verbose`, or fairseq's own LOGLEVEL in the environment, shows them. fairseq-generate reads LOGLEVEL after this
     call, fairseq-interactive before it.
     """
     program = Path(sys.argv[0] if sys.argv else "").name
+    if program in ("fairseq-train", "fairseq-validate"):
+        ignore_hydras_warnings()
     if program not in ("fairseq-generate", "fairseq-interactive"):
         return
     if "--verbose" in sys.argv or "LOGLEVEL" in os.environ:
