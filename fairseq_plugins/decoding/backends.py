@@ -42,7 +42,7 @@ BACKENDS = (
     (
         "gpu",
         "a GPU, with SPEC_DEC_GPU=triton: Triton's kernels, an iteration is one CUDA graph; not yet measured on a GPU",
-        "as `native`; --sampling, --int8, --no-cuda-graphs, other encoders, drafters with --drafter-attention full",
+        "as `native`; --int8, --no-cuda-graphs, other encoders, drafters with --drafter-attention full",
     ),
     (
         "cuda-graphs",

@@ -122,6 +122,9 @@ class KernelBackend(ABC):
             temperature=self.temperature,
             prefix=None if constraints.prefix is None else constraints.prefix.contiguous(),
             drafts=[] if self.method.drafts is None else self.method.drafts(sample),
+            noise_keys=sample.get("noise_keys"),
+            topk=0 if self.sampling is None else self.sampling.topk,
+            topp=0.0 if self.sampling is None else self.sampling.topp,
             **more,
         )
 

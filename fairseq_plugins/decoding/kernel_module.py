@@ -108,8 +108,13 @@ class KernelGenerator(Protocol):
         temperature: float,
         prefix: Tensor | None = ...,
         drafts: GivenDrafts = ...,
+        noise_keys: Tensor | None = ...,
+        topk: int = ...,
+        topp: float = ...,
     ) -> None:
         """Begin a batch of sources [B, S], padded, with the limits of `Constraints`.
+
+        With `noise_keys` [B, 4] tokens are drawn (reference/sampling.py).
 
         Raises:
             ValueError: for lengths or symbols that are out of range.

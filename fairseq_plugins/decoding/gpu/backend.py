@@ -36,8 +36,6 @@ class GpuBackend(KernelBackend):
         """Return why the engine cannot run here."""
         if find_spec("triton") is None:
             return "Triton is not installed"
-        if context.sampling is not None:
-            return "--sampling"
         device = next(context.models[0].parameters()).device
         if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
             return f"the models are on {device.type}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fairseq_plugins.decoding.gpu.runner import PART, PART_OF_BEAMS
+from fairseq_plugins.decoding.gpu.runner import PART, PART_OF_BEAMS, Draw
 
 # Rows of a tile of the encoder: a source begins at a multiple of this.
 TILE = 16
@@ -85,9 +85,16 @@ class Batch:
         self.source = zeros(places, sizes.sources + TILE)
         self.source_lengths, self.source_ends = zeros(places), zeros(places)
         self.bases, self.source_bases = (zeros(places, dtype=torch.long) for _ in range(2))
-        self.limits, self.penalties = zeros(8), zeros(2, dtype=torch.float32)
+        self.limits, self.penalties = zeros(8), zeros(3, dtype=torch.float32)
+        self.noise_keys = zeros(places, 4)
         self.prefix = zeros(places, sizes.outputs)
-        self.parts = (1, 1)  # of attention to outputs and to sources, in the launches that come next
+        # Of the launches that come next: parts of attention to outputs and to sources, and how tokens are drawn.
+        self.parts = (1, 1)
+        self.draw: Draw | None = None
+
+    def draws(self, keeps: bool) -> Draw:
+        """Return how sampling draws tokens; `keeps`: only from some of the best."""
+        return Draw(self.noise_keys, self.lengths, self.limits, self.penalties, keeps)
 
     def fitting(self, output: int, source: int) -> int:
         """Return for how many sentences with these lengths the caches suffice."""

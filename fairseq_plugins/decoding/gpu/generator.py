@@ -2,7 +2,8 @@
 
 It has the interface of the compiled module's `Generator`. Nothing inside a sentence waits for the device: an iteration
 is one CUDA graph, its results go to a ring in pinned memory with an event behind each, and the host reads them some
-iterations later. Graphs differ only by the number of places and the length of drafts.
+iterations later. Graphs differ by the number of places, the length of drafts, whether long outputs or sources are
+split, and whether tokens are drawn.
 """
 
 import time
@@ -34,6 +35,9 @@ MOST_OUTPUTS = 4096
 _AHEAD = 4
 # Free places are filled once they are a quarter of all: each filling runs the encoder.
 _REFILL_SHARE = 4
+
+# Places, length of drafts, parts of attention, whether tokens are drawn, and whether from some only.
+_Key = tuple[int, int, tuple[int, int], bool, bool]
 
 
 @dataclass
@@ -87,7 +91,7 @@ class Generator:
             self.search = GreedySearch(encoder, verifier, sizes, drafter, acceptance, head)
         self.batch, self.device = self.search.batch, self.search.device
         self.most_places = places
-        self.iterations: dict[tuple[int, int, tuple[int, int]], Replayed] = {}
+        self.iterations: dict[_Key, Replayed] = {}
         self.encoders: dict[int, Replayed] = {}
         self.ring = torch.zeros(_AHEAD + 1, places, STATUS, dtype=torch.int32, pin_memory=self.device.type == "cuda")
         self.sentences: list[Sentence] = []
@@ -107,8 +111,11 @@ class Generator:
         temperature: float,
         prefix: Tensor | None = None,
         drafts: GivenDrafts = (),
+        noise_keys: Tensor | None = None,
+        topk: int = 0,
+        topp: float = 0.0,
     ) -> None:
-        """Begin a batch of sources [B, S], padded.
+        """Begin a batch of sources [B, S], padded. With `noise_keys` [B, 4], tokens are drawn (reference/noise.py).
 
         Raises:
             ValueError: for lengths or symbols that are out of range.
@@ -141,10 +148,12 @@ class Generator:
         self.owners: list[int | None] = [None] * self.places
         batch.set_bases(max_len, longest)
         batch.active.zero_()
+        self.noise_keys = noise_keys
+        batch.draw = None if noise_keys is None else batch.draws(topk > 0 or topp > 0)
         self._prepare()
-        limits = [pad, unk, eos, min_len, max_len, width, first_token, 0]
+        limits = [pad, unk, eos, min_len, max_len, width, first_token, topk]
         batch.limits.copy_(torch.tensor(limits, dtype=torch.int32))
-        batch.penalties.copy_(torch.tensor([unk_penalty, temperature]))
+        batch.penalties.copy_(torch.tensor([unk_penalty, temperature, topp]))
 
     def run(self, iterations: int = -1) -> bool:
         """Decode until all sentences have ended, at most `iterations` (negative: no limit); return whether all have."""
@@ -205,15 +214,21 @@ class Generator:
 
     # ------------------------------------------------------------------------------------------------ host loop
 
+    def _key(self, width: int) -> _Key:
+        """Return what the graph of an iteration depends on."""
+        draw = self.batch.draw
+        return self.places, width, self.batch.parts, draw is not None, draw is not None and draw.keeps
+
     def _prepare(self) -> None:
         """Capture the graphs of this number of places."""
         for width, length in product(self.used, (1, self.max_len + 1)):
             self.batch.parts = self.search.sizes.parts(length, self.longest)
-            key = self.places, width, self.batch.parts
+            key = self._key(width)
             if key not in self.iterations:
                 self.iterations[key] = Replayed(partial(self.search.iterate, self.places, width), self.device)
         # Triton's interpreter has no costs to compare: there, all drafts have the full length.
         if self.policy is not None and self.device.type == "cuda":
+            self.batch.parts = self.search.sizes.parts(1, self.longest)
             self.policy.measure(self.places, partial(self.seconds_of, self.places))
 
     def seconds_of(self, places: int, width: int) -> float:
@@ -223,9 +238,9 @@ class Generator:
             places: as many sentences have outputs of 8 and sources of 24 tokens.
             width: length of drafts; its graph has been captured.
         """
-        batch, replay = self.batch, self.iterations[places, width, self.search.sizes.parts(1, self.longest)]
+        batch, replay = self.batch, self.iterations[self._key(width)]
         batch.limits.copy_(torch.tensor([1, 3, -1, 0, self.max_len, 0, 0, 0], dtype=torch.int32))
-        batch.penalties.copy_(torch.tensor([0.0, 1.0]))
+        batch.penalties.copy_(torch.tensor([0.0, 1.0, 0.0]))
         batch.source_ends[:places] = min(23, self.search.sizes.sources - 1)
         times = []
         for _ in range(5):
@@ -276,6 +291,9 @@ class Generator:
             width = min(self.prefix.size(1), self.search.sizes.outputs)
             numbers = torch.tensor([number for _, number in taken])
             self.batch.prefix[places, :width] = self.prefix[numbers, :width].to(self.batch.prefix)
+        if self.noise_keys is not None:
+            keys = self.noise_keys[[number for _, number in taken]]
+            self.batch.noise_keys[places] = keys.to(self.batch.noise_keys)
         tiles = 1 << (count - 1).bit_length()
         tiles = min(max(tiles, 2), self.search.encoder.most_tiles)
         tokens, of_tiles = packed(sources, places, self.pad)
@@ -304,7 +322,7 @@ class Generator:
         length = max(self.sentences[owner].length for owner in self.owners if owner is not None)
         length = min(length + (flights + 1) * (1 + max(self.used)), self.max_len + 1)
         self.batch.parts = self.search.sizes.parts(length, self.longest)
-        self.iterations[self.places, width, self.batch.parts]()
+        self.iterations[self._key(width)]()
         status = self.ring[number % len(self.ring), : self.places]
         status.copy_(self.batch.status[: self.places], non_blocking=True)
         event = None

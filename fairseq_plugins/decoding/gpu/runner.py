@@ -20,6 +20,7 @@ PART = 256
 PART_OF_BEAMS = 1024
 _MOST_WHOLE = 1024  # widest input of a product that is one tile
 _PART = 512  # inputs of a part of the second feed-forward layer
+DRAWN = 1024  # scores that a program reads at a time for --sampling-topk and --sampling-topp
 _FEW_ROWS = 64  # up to here more programs are faster than larger tiles
 
 
@@ -355,6 +356,24 @@ class Runner:
 
 
 @dataclass(frozen=True)
+class Draw:
+    """How sampling draws tokens.
+
+    Attributes:
+        keys: [B, 4], of the noise: sentence, sample, and the low and high half of the seed.
+        lengths: [B], the position of the first token that is drawn.
+        limits, penalties: of the batch.
+        keeps: whether --sampling-topk or --sampling-topp leave only some tokens.
+    """
+
+    keys: Tensor
+    lengths: Tensor
+    limits: Tensor
+    penalties: Tensor
+    keeps: bool
+
+
+@dataclass(frozen=True)
 class Scores:
     """Scores of the rows of a step, in tiles, and the best token of each row.
 
@@ -378,6 +397,7 @@ class Scores:
     token: Tensor  # [rows], the best
     log_prob: Tensor
     normalizer: Tensor
+    drawn_scores: Tensor  # [rows, tiles]
 
     @property
     def tiles(self) -> int:
@@ -406,7 +426,7 @@ def make_scores(rows: int, outputs: int, width: int, best: int, device: torch.de
     return Scores(
         tile, outputs, best, empty(tiles, best, **floats), empty(tiles, best), empty(*of_tiles, **floats),
         empty(*of_tiles, **floats), empty(), empty(**floats), empty(), empty(), empty(), empty(**floats),
-        empty(**floats),
+        empty(**floats), empty(*of_tiles, **floats),
     )  # fmt: skip
 
 
@@ -425,6 +445,8 @@ def score(
     further: Tensor | None = None,
     skipped: int = 0,
     all_scores: Tensor | None = None,
+    draw: Draw | None = None,
+    ids: Tensor | None = None,
 ) -> None:
     """Score the vocabulary for the rows of a step.
 
@@ -435,7 +457,11 @@ def score(
         further: [rows, F], for the products of the further outputs.
         skipped: first rows of each sentence, which are not scored; `into` and `further` have no rows for these.
         all_scores: [rows, V], for the scores of all tokens instead of the best ones.
+        draw: adds noise to the scores of tokens, divided by the temperature; None for the best ones.
+        ids: [V], the tokens that are scored; None for all of the vocabulary.
     """
+    if draw is not None:
+        penalties = draw.penalties
     given, constants = state.arguments(kind, norm)
     none, rows = state.x, step.rows
     scored = rows // step.per_sentence * (step.per_sentence - skipped)
@@ -448,18 +474,37 @@ def score(
         none if projection.bias is None else projection.bias, none if limits is None else limits,
         none if penalties is None else penalties, into.no_eos, into.watched, into.watched_scores, into.best_scores,
         into.best_tokens, into.peaks, into.sums, none if further is None else further,
-        none if all_scores is None else all_scores, step.active, rows,
-        step.per_sentence, skipped, into.outputs, count, runner.model.width, HAS_BIAS=projection.bias is not None,
-        KEEP=normal is not None, LIMITED=limits is not None, BEST=into.best, FURTHER=further is not None,
-        STORES=all_scores is not None, ROWS=tiles.rows, OUTPUTS=into.tile, PDL=runner.pdl, num_warps=8, **constants,
+        none if all_scores is None else all_scores, into.drawn_scores, *_noise_of(draw, into),
+        into.only if ids is None else ids, step.active, rows, step.per_sentence, skipped, into.outputs, count,
+        runner.model.width, HAS_BIAS=projection.bias is not None, KEEP=normal is not None, LIMITED=limits is not None,
+        BEST=into.best, FURTHER=further is not None, STORES=all_scores is not None, DRAWS=draw is not None,
+        HAS_IDS=ids is not None, ROWS=tiles.rows, OUTPUTS=into.tile, PDL=runner.pdl, num_warps=8, **constants,
         **chunks(runner.model.width, runner.dtype), **runner.launch,
     )  # fmt: skip
 
 
-def choose_best(runner: Runner, step: Step, into: Scores, is_limited: bool) -> None:
-    """Reduce the scored tiles to the best token of each row."""
+def choose_best(
+    runner: Runner,
+    step: Step,
+    into: Scores,
+    is_limited: bool,
+    draw: Draw | None = None,
+    all_scores: Tensor | None = None,
+    ids: Tensor | None = None,
+) -> None:
+    """Reduce the scored tiles to the best token of each row; `all_scores` where `draw` keeps some tokens only."""
+    keeps = draw is not None and draw.keeps
+    limits, penalties = (into.only, into.peaks) if draw is None else (draw.limits, draw.penalties)
     scores.best_tokens[(step.rows,)](
         into.best_scores, into.best_tokens, into.peaks, into.sums, into.watched, into.watched_scores, into.only,
-        into.token, into.log_prob, into.normalizer, step.active, step.per_sentence, into.tiles, BEST=into.best,
-        LIMITED=is_limited, TILES=triton.next_power_of_2(into.tiles), PDL=runner.pdl, num_warps=4, **runner.launch,
+        into.token, into.log_prob, into.normalizer, into.drawn_scores,
+        into.peaks if all_scores is None else all_scores, *_noise_of(draw, into),
+        into.only if ids is None else ids, limits, penalties, step.active,
+        step.per_sentence, into.outputs, into.tiles, BEST=into.best, LIMITED=is_limited,
+        DRAWS=draw is not None, KEEPS=keeps, HAS_IDS=ids is not None, CHUNK=DRAWN,
+        TILES=triton.next_power_of_2(into.tiles), PDL=runner.pdl, num_warps=8 if keeps else 4, **runner.launch,
     )  # fmt: skip
+
+
+def _noise_of(draw: Draw | None, into: Scores) -> tuple[Tensor, Tensor]:
+    return (into.only, into.only) if draw is None else (draw.keys, draw.lengths)

@@ -14,8 +14,10 @@ from fairseq_plugins.decoding.gpu.kernels import rows, scores
 from fairseq_plugins.decoding.gpu.runner import (
     PLAIN,
     SOURCE_KEY_VALUE,
+    Draw,
     Input,
     Runner,
+    Scores,
     Step,
     choose_best,
     make_scores,
@@ -145,7 +147,19 @@ class Search:
         self.source_projection = verifier.source_key_value()
         self.x = torch.zeros(most * width, dtype=dtype, device=self.device)
         self.positions, self.slots = (torch.zeros(most, dtype=torch.int32, device=self.device) for _ in range(2))
+        self.kept_scores: list[Tensor] = []
         self.scores = make_scores(most, verifier.projection.outputs, width, best, self.device)
+
+    def all_scores(self, draw: Draw | None, into: Scores) -> Tensor | None:
+        """Return memory [rows, V] for the scores of all tokens where --sampling-topk or --sampling-topp need them."""
+        if draw is None or not draw.keeps:
+            return None
+        rows = len(into.token)
+        size = rows * into.outputs
+        # Graphs hold the addresses of smaller ones.
+        if not self.kept_scores or len(self.kept_scores[-1]) < size:
+            self.kept_scores.append(torch.zeros(size, dtype=torch.float32, device=self.device))
+        return self.kept_scores[-1][:size].view(rows, into.outputs)
 
     def encode(self, tiles: int) -> Encoded:
         """Launch the encoder for new sentences."""
@@ -246,11 +260,12 @@ class GreedySearch(Search):
         if self.head is not None:
             last = self._head(step, last, kind, last_norm, hidden, new_x)
             kind, last_norm, new_x = PLAIN, None, last.x
+        all_scores = self.all_scores(batch.draw, into)
         score(
             self.runner, step, last, kind, last_norm, model.projection, into, batch.limits, batch.penalties, new_x,
-            hidden if self.head is None else None,
+            hidden if self.head is None else None, all_scores=all_scores, draw=batch.draw,
         )  # fmt: skip
-        choose_best(self.runner, step, into, is_limited=True)
+        choose_best(self.runner, step, into, True, batch.draw, all_scores)
         return Verified(self.runner, step, features, hidden, into.token)
 
     def accept(self, places: int, width: int) -> None:

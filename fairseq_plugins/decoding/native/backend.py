@@ -38,11 +38,9 @@ class NativeBackend(KernelBackend):
         return context.kernel_weights
 
     def inputs(self, sample: dict[str, Any], pad: int) -> tuple[Tensor, dict[str, Any]]:
-        """Return the sources of a batch, encoded if the kernels cannot do that; and the keys of sampling's noise."""
+        """Return the sources of a batch, encoded if the kernels cannot do that."""
         kernels().set_threads(torch.get_num_threads())
-        more = {"noise_keys": sample.get("noise_keys")}
-        if self.sampling is not None:
-            more |= {"topk": self.sampling.topk, "topp": self.sampling.topp}
+        more: dict[str, Any] = {}
         inputs = sample["net_input"]
         source = inputs["src_tokens"]
         if self.encoder is not None:

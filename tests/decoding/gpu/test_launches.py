@@ -56,8 +56,8 @@ def _models() -> tuple[TransformerModel, BlockNat]:
 
 
 @cache
-def _launches(decoder: str, places: int, parts: tuple[int, int] = (1, 1)) -> list[Launch]:
-    """Return the launches of an iteration."""
+def _launches(decoder: str, places: int, parts: tuple[int, int] = (1, 1), keeps: bool | None = None) -> list[Launch]:
+    """Return the launches of an iteration; `keeps`: of sampling, with or without --sampling-topk."""
     verifier, drafter = _models()
     how = Options(decoder)
     weights = GpuWeights(device=torch.device("cpu"))
@@ -72,6 +72,7 @@ def _launches(decoder: str, places: int, parts: tuple[int, int] = (1, 1)) -> lis
             encoder=encoder, verifier=own, drafter=method.drafter, places=places, outputs=128, sources=64, beam=beam
         )
         engine.batch.parts = parts
+        engine.batch.draw = None if keeps is None else engine.batch.draws(keeps)
         engine.search.iterate(places, engine.widths[-1])
 
     return record(launch)
@@ -84,8 +85,10 @@ def test_launches_of_an_iteration(decoder: str) -> None:
 
 
 def _unique(*decoders: str) -> Iterator[Launch]:
-    sizes = (*((places, (1, 1)) for places in PLACES), (1, (4, 4)))
-    yield from dict.fromkeys(launch for name in decoders for size in sizes for launch in _launches(name, *size))
+    for name in decoders:
+        how = [(places, (1, 1), None) for places in PLACES] + [(1, (4, 4), None)]
+        how += [] if name == "fast-beam" else [(1, (1, 1), False), (48, (1, 1), True)]
+        yield from dict.fromkeys(launch for given in how for launch in _launches(name, *given))
 
 
 def _check(launches: Iterator[Launch], capability: int) -> None:
@@ -100,6 +103,14 @@ def test_long_outputs_and_sources_take_a_launch_more_in_each_layer() -> None:
     short = len(_launches("greedy", 1))
     assert len(_launches("greedy", 1, (1, 4))) == short + 6
     assert len(_launches("greedy", 1, (4, 4))) == short + 12
+
+
+@pytest.mark.parametrize(("decoder", "more"), [("greedy", 0), ("gad", 10)])
+def test_launches_of_sampling(decoder: str, more: int) -> None:
+    """As many as without; where transition scores change what --sampling-topk keeps, a choice for each token more."""
+    without = len(_launches(decoder, 1))
+    assert len(_launches(decoder, 1, keeps=False)) == without
+    assert len(_launches(decoder, 1, keeps=True)) == without + more
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Greedy search of the GPU engine in Triton's interpreter."""
+"""Greedy search and sampling of the GPU engine in Triton's interpreter."""
 
 import os
 import subprocess
@@ -12,7 +12,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_interpreted() -> None:
+@pytest.mark.parametrize("checks", ["search_checks", "sampling_checks"])
+def test_interpreted(checks: str) -> None:
     """In a process of its own: whether Triton interprets is decided when it is imported."""
-    command = [sys.executable, "-m", "tests.decoding.gpu.search_checks"]
+    command = [sys.executable, "-m", f"tests.decoding.gpu.{checks}"]
     subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, check=True)

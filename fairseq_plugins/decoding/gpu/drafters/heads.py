@@ -35,7 +35,7 @@ class HeadsDrafter(Drafter):
     def allocate(self, search: GreedySearch) -> None:
         """Take memory for proposals."""
         places, device, width = search.sizes.places, search.device, self.projection.inputs
-        self.launch = search.runner.launch
+        self.launch, self.search = search.runner.launch, search
         self.wide, self.states = (
             torch.zeros(places, layer.outputs, dtype=layer.weight.dtype, device=device)
             for layer in (self.expand, self.shrink)
@@ -62,5 +62,10 @@ class HeadsDrafter(Drafter):
         of_heads = replace(step, rows=places * self.heads, per_sentence=self.heads)
         rows = states.view(-1, dim)
         into = self.scores.of_rows(len(rows))
-        score(runner, of_heads, Input(rows), PLAIN, None, self.projection, into, None, None, new_x=rows)
-        choose_best(runner, of_heads, into, is_limited=False)
+        draw = batch.draw
+        kept = self.search.all_scores(draw, into)
+        score(
+            runner, of_heads, Input(rows), PLAIN, None, self.projection, into, None, None, new_x=rows, all_scores=kept,
+            draw=draw,
+        )  # fmt: skip
+        choose_best(runner, of_heads, into, False, draw, kept)

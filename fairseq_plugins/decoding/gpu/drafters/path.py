@@ -7,8 +7,8 @@ import triton
 from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.batch import Batch
-from fairseq_plugins.decoding.gpu.kernels.transition import choose_alone, choose_next
-from fairseq_plugins.decoding.gpu.runner import Scores
+from fairseq_plugins.decoding.gpu.kernels.transition import choose_alone, choose_next, draw_next
+from fairseq_plugins.decoding.gpu.runner import DRAWN, Scores
 from fairseq_plugins.decoding.gpu.weights import Linear
 
 # Tokens of a program that adds transition scores.
@@ -59,16 +59,26 @@ class PathMemory:
         self.best_places = torch.zeros(2, places, self.tiles, dtype=torch.int32, device=device)
         self.states = torch.zeros(2, places, state, device=device)
         self.scores = torch.zeros(rows if path.after is not None else 0, outputs, device=device)
+        self.totals: Tensor | None = None
+
+    def all_totals(self) -> Tensor:
+        """Return memory [B, N] for the scores of a position, for --sampling-topk and --sampling-topp."""
+        if self.totals is None:
+            self.totals = self.scores.new_zeros(self.states.size(1), self.scores.size(1))
+        return self.totals
 
 
 def choose_independently(
     path: Path, scores: Scores, batch: Batch, places: int, width: int, launch: dict[str, bool]
 ) -> None:
     """Launch the choice of the best token of each row, in drafts of `width` rows."""
+    best, tokens, tiles = scores.best_scores, scores.best_tokens, scores.tiles
+    if batch.draw is not None and batch.draw.keeps:
+        best, tokens, tiles = scores.log_prob, scores.token, 1  # already chosen
     choose_alone[(places,)](
-        scores.best_scores, scores.best_tokens, path.ids, batch.lengths, batch.limits, batch.draft, batch.num_drafted,
-        batch.active, batch.draft.stride(0), width, scores.tiles, STEPS=triton.next_power_of_2(width),
-        TILES=triton.next_power_of_2(scores.tiles), PDL=bool(launch), num_warps=4, **launch,
+        best, tokens, path.ids, batch.lengths, batch.limits, batch.draft, batch.num_drafted, batch.active,
+        batch.draft.stride(0), width, tiles, STEPS=triton.next_power_of_2(width), TILES=triton.next_power_of_2(tiles),
+        PDL=bool(launch), num_warps=4, **launch,
     )  # fmt: skip
 
 
@@ -88,16 +98,26 @@ def choose_along(
     bias = None if path.gru_recurrent is None else path.gru_recurrent.bias
     rank = path.after.inputs
     state = 1 if path.to_rank is None else path.to_rank.inputs
+    draw = batch.draw
+    keeps = draw is not None and draw.keeps
+    totals = memory.all_totals() if keeps else none
     for step in range(width + 1):
         # The last launch only writes a token.
         choose_next[(memory.tiles if step < width else 1, places)](
             memory.scores, none if from_hidden is None else from_hidden, path.ids, path.before, path.after.weight,
             *(none if weight is None else weight for weight in (*layers, bias)),
             none if path.to_rank is None else path.to_rank.weight, memory.best_scores, memory.best_places,
-            memory.states, batch.tokens, batch.lengths, batch.limits, batch.draft, batch.num_drafted, batch.active,
+            memory.states, totals, batch.noise_keys, batch.penalties, batch.tokens, batch.lengths, batch.limits,
+            batch.draft, batch.num_drafted, batch.active,
             batch.tokens.stride(0), batch.draft.stride(0), width, len(path.ids), rank, state,
             memory.best_scores.size(1), memory.tiles, step, HAS_STATE=path.to_rank is not None,
-            HAS_BIAS=bias is not None, OUTPUTS=_TILE, TILES=triton.next_power_of_2(memory.tiles),
-            RANK=triton.next_power_of_2(rank), STATE=triton.next_power_of_2(state), PDL=bool(launch), num_warps=8,
-            **launch,
+            HAS_BIAS=bias is not None, DRAWS=draw is not None, KEEPS=keeps, OUTPUTS=_TILE,
+            TILES=triton.next_power_of_2(memory.tiles), RANK=triton.next_power_of_2(rank),
+            STATE=triton.next_power_of_2(state), PDL=bool(launch), num_warps=8, **launch,
         )  # fmt: skip
+        if keeps and step < width:
+            draw_next[(places,)](
+                totals, path.ids, batch.noise_keys, batch.limits, batch.penalties, batch.lengths, memory.best_places,
+                batch.active, len(path.ids), memory.best_scores.size(1), memory.tiles, step, CHUNK=DRAWN,
+                PDL=bool(launch), num_warps=8, **launch,
+            )  # fmt: skip

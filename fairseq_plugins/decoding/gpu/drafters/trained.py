@@ -1,6 +1,6 @@
 """Base of trained drafters: a decoder runs masks, and a path goes through its scores (csrc/drafters/trained.h)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from fairseq_plugins.decoding.gpu.batch import Batch
 from fairseq_plugins.decoding.gpu.drafter import Drafter
 from fairseq_plugins.decoding.gpu.drafters.path import Path, PathMemory, choose_along, choose_independently
 from fairseq_plugins.decoding.gpu.kernels import rows
-from fairseq_plugins.decoding.gpu.runner import Input, Runner, Step, make_scores, padded, score, tile_of
+from fairseq_plugins.decoding.gpu.runner import Input, Runner, Step, choose_best, make_scores, padded, score, tile_of
 from fairseq_plugins.decoding.gpu.search import Encoded, GreedySearch
 from fairseq_plugins.decoding.gpu.weights import Linear, Transformer
 
@@ -48,6 +48,7 @@ class TrainedDrafter(Drafter):
             encoder: the model whose source embeddings are copied.
         """
         sizes, model, device = search.sizes, self.model, search.device
+        self.search = search
         dtype, count, self.encoder = model.embedding.dtype, len(model.layers), encoder
 
         def zeros(*shape: int, of: torch.dtype = dtype) -> Tensor:
@@ -108,13 +109,19 @@ class TrainedDrafter(Drafter):
         count, gates = places * width, self.path.gates
         into = self.scores.of_rows(count)
         further = self.from_hidden[: count * gates].view(count, gates) if gates else None
-        scores = None if self.path.after is None else self.path_memory.scores
+        goes_along, ids = self.path.after is not None, self.path.ids
+        # Transition scores are added before the temperature and noise.
+        draw = None if goes_along else batch.draw
+        scores = self.path_memory.scores if goes_along else self.search.all_scores(draw, into)
         score(
             self.runner, step, *self.runner.last_input(state), self.projection, into, None, None, further=further,
-            skipped=skipped, all_scores=scores,
+            skipped=skipped, all_scores=scores, draw=draw, ids=ids,
         )  # fmt: skip
         launch = self.runner.launch
-        if scores is None:
+        if draw is not None and draw.keeps:
+            of_rows = replace(step, rows=count, per_sentence=width)
+            choose_best(self.runner, of_rows, into, False, draw, scores, ids)
+        if not goes_along:
             choose_independently(self.path, into, batch, places, width, launch)
         else:
             choose_along(self.path, self.path_memory, further, batch, places, width, launch)

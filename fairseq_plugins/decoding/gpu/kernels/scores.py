@@ -3,10 +3,12 @@
 import triton
 import triton.language as tl
 
+from fairseq_plugins.decoding.gpu.kernels.drawing import drawn_token
 from fairseq_plugins.decoding.gpu.kernels.layers import is_live, product, wait
+from fairseq_plugins.decoding.gpu.kernels.noise import noise
 
-# Columns of the limits of a batch on the device, int32: special symbols and lengths.
-PAD, UNK, EOS, MIN_LEN, MAX_LEN, PREFIX, FIRST = (tl.constexpr(number) for number in range(7))
+# Columns of the limits of a batch on the device, int32: special symbols, lengths, --sampling-topk.
+PAD, UNK, EOS, MIN_LEN, MAX_LEN, PREFIX, FIRST, TOPK = (tl.constexpr(number) for number in range(8))
 
 
 @triton.jit(do_not_specialize=["rows", "per_sentence", "skipped"])
@@ -23,7 +25,7 @@ def vocabulary(
     weight,  # [outputs + further ones, inputs]; the further ones begin at a multiple of OUTPUTS
     bias,
     limits,  # int32, see above
-    penalties,  # fp32: of unk, and the temperature
+    penalties,  # fp32: of unk, the temperature, and --sampling-topp
     no_eos,  # [rows], whether EOS is forbidden
     watched,  # [rows], a token whose score is wanted, -1 for none
     watched_scores,  # [rows]
@@ -33,6 +35,10 @@ def vocabulary(
     sums,  # [rows, tiles], of exp(score - peak)
     further,  # [rows, further_outputs], products that are no scores
     all_scores,  # [rows, outputs], where STORES: instead of the best ones
+    drawn_scores,  # [rows, tiles], where DRAWS: of the best token of a tile, without its noise
+    keys,  # [B, 4], of the noise
+    lengths,  # [B]
+    ids,  # [outputs], the tokens that are scored, where HAS_IDS
     active,
     rows,
     per_sentence,
@@ -50,6 +56,8 @@ def vocabulary(
     BEST: tl.constexpr,
     FURTHER: tl.constexpr,
     STORES: tl.constexpr,
+    DRAWS: tl.constexpr,
+    HAS_IDS: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -86,13 +94,10 @@ def vocabulary(
             ok = is_row[:, None] & (column[None, :] < further_outputs)
             tl.store(further + row[:, None] * further_outputs + column[None, :], total, ok)
             return
-    if STORES:
-        ok = is_row[:, None] & (output[None, :] < outputs)
-        tl.store(all_scores + row[:, None] * outputs + output[None, :], total, ok)
-    else:
+    if LIMITED or DRAWS:
+        total = total / tl.load(penalties + 1)
+    if LIMITED or DRAWS or not STORES:
         at = row * tiles + tile
-        if LIMITED:
-            total = total / tl.load(penalties + 1)
         total = tl.where(output[None, :] < outputs, total, float("-inf"))
         peak = tl.max(total, 1)
         tl.store(peaks + at, peak, is_row)
@@ -105,9 +110,24 @@ def vocabulary(
             tl.store(watched_scores + row, found, is_row & (token // OUTPUTS == tile) & (token >= 0))
             ends = (output == tl.load(limits + 2))[None, :] & (tl.load(no_eos + row, mask=is_row, other=0) > 0)[:, None]
             total = tl.where(ends | (output == tl.load(limits))[None, :], float("-inf"), total)
+    if STORES:
+        ok = is_row[:, None] & (output[None, :] < outputs)
+        tl.store(all_scores + row[:, None] * outputs + output[None, :], total, ok)
+    else:
+        scores = total
+        if DRAWS:
+            token = output
+            if HAS_IDS:
+                token = tl.load(ids + output, mask=output < outputs, other=0)
+            sentence = row // scored
+            position = tl.load(lengths + sentence, mask=is_row, other=0) + row % scored
+            total += noise(keys, sentence[:, None], position[:, None], token[None, :], is_row[:, None])
         for rank in tl.static_range(BEST):
             score, index = tl.max(total, 1, return_indices=True, return_indices_tie_break_left=True)
             tl.store(best_scores + at * BEST + rank, score, is_row)
+            if DRAWS:
+                is_best = tl.arange(0, OUTPUTS)[None, :] == index[:, None]
+                tl.store(drawn_scores + at, tl.sum(tl.where(is_best, scores, 0.0), 1), is_row)
             tl.store(best_tokens + at * BEST + rank, tile * OUTPUTS + index, is_row)
             total = tl.where(tl.arange(0, OUTPUTS)[None, :] == index[:, None], float("-inf"), total)
 
@@ -124,11 +144,23 @@ def best_tokens(
     token_of_row,  # [rows], the best token
     log_prob_of_row,  # [rows], of the best token
     normalizers,  # [rows], the logarithm of the sum of exponentials
+    drawn_scores,  # [rows, tiles], where DRAWS: of the best token of each tile, without its noise
+    all_scores,  # [rows, outputs], where KEEPS
+    keys,  # where KEEPS, those of `vocabulary`
+    lengths,
+    ids,
+    limits,
+    penalties,
     active,
     per_sentence,
+    outputs,
     tiles,
     BEST: tl.constexpr,
     LIMITED: tl.constexpr,
+    DRAWS: tl.constexpr,
+    KEEPS: tl.constexpr,  # whether --sampling-topk or --sampling-topp leave only some tokens
+    HAS_IDS: tl.constexpr,
+    CHUNK: tl.constexpr,
     TILES: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -145,9 +177,19 @@ def best_tokens(
     sum = tl.load(sums + at, mask=is_tile, other=0.0)
     highest = tl.max(peak, 0)
     normalizer = highest + tl.log(tl.sum(sum * tl.exp(peak - highest), 0))
-    scores = tl.load(best_scores + at * BEST, mask=is_tile, other=float("-inf"))
-    score, index = tl.max(scores, 0, return_indices=True, return_indices_tie_break_left=True)
-    token = tl.load(best_tokens + (row * tiles + index) * BEST)
+    if KEEPS:
+        sentence = row // per_sentence
+        token, score = drawn_token(
+            all_scores + row.to(tl.int64) * outputs, outputs, ids, keys, sentence,
+            tl.load(lengths + sentence) + row % per_sentence, tl.load(limits + TOPK), tl.load(penalties + 2),
+            normalizer, HAS_IDS, CHUNK,
+        )  # fmt: skip
+    else:
+        scores = tl.load(best_scores + at * BEST, mask=is_tile, other=float("-inf"))
+        score, index = tl.max(scores, 0, return_indices=True, return_indices_tie_break_left=True)
+        token = tl.load(best_tokens + (row * tiles + index) * BEST)
+        if DRAWS:
+            score = tl.load(drawn_scores + row * tiles + index)
     if LIMITED:
         allowed = tl.load(only + row)
         if allowed >= 0:

@@ -7,7 +7,9 @@ Programs share the vocabulary; each repeats the recurrent cell, whose weights it
 import triton
 import triton.language as tl
 
+from fairseq_plugins.decoding.gpu.kernels.drawing import drawn_token
 from fairseq_plugins.decoding.gpu.kernels.layers import wait
+from fairseq_plugins.decoding.gpu.kernels.noise import noise
 
 
 @triton.jit
@@ -77,6 +79,9 @@ def choose_next(
     best_scores,  # [2, B, tiles], of positions with even and odd numbers
     best_places,  # [2, B, tiles], among `ids`
     states,  # [2, B, S], of the GRU
+    totals,  # [B, N], where KEEPS: instead of the best
+    keys,  # [B, 4], of the noise, where DRAWS
+    penalties,  # the second is the temperature
     tokens,
     lengths,
     limits,
@@ -94,6 +99,8 @@ def choose_next(
     step,  # the position, from 0; `width` only writes the last token
     HAS_STATE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    DRAWS: tl.constexpr,
+    KEEPS: tl.constexpr,  # `draw_next` chooses
     OUTPUTS: tl.constexpr,
     TILES: tl.constexpr,
     RANK: tl.constexpr,
@@ -130,9 +137,11 @@ def choose_next(
     old = ((step + 1) % 2) * places + sentence
     new = (step % 2) * places + sentence
     if step > 0:
-        at = old * tiles + of_tile
-        highest = tl.load(best_scores + at, mask=of_tile < tiles, other=float("-inf"))
-        of_best = tl.argmax(highest, 0, tie_break_left=True)
+        of_best = old * 0
+        if not KEEPS:
+            at = old * tiles + of_tile
+            highest = tl.load(best_scores + at, mask=of_tile < tiles, other=float("-inf"))
+            of_best = tl.argmax(highest, 0, tie_break_left=True)
         last = tl.load(ids + tl.load(best_places + old * tiles + of_best)).to(tl.int64)
     if tile == 0:
         if step == 0:
@@ -163,6 +172,51 @@ def choose_next(
                 tl.store(states + new * state_width + unit, state, is_unit)
         total = tl.load(scores + row * outputs + output, mask=is_output, other=float("-inf"))
         total += tl.sum(right.to(tl.float32) * factor[None, :], 1)
-        best, index = tl.max(total, 0, return_indices=True, return_indices_tie_break_left=True)
-        tl.store(best_scores + new * tiles + tile, best)
-        tl.store(best_places + new * tiles + tile, tile * OUTPUTS + index)
+        if DRAWS:
+            total = total / tl.load(penalties + 1)
+        if KEEPS:
+            tl.store(totals + sentence * outputs + output, total, is_output)
+        else:
+            if DRAWS:
+                token = tl.load(ids + output, mask=is_output, other=0)
+                total += noise(keys, sentence, length + step, token, sentence >= 0)
+            best, index = tl.max(total, 0, return_indices=True, return_indices_tie_break_left=True)
+            tl.store(best_scores + new * tiles + tile, best)
+            tl.store(best_places + new * tiles + tile, tile * OUTPUTS + index)
+
+
+@triton.jit(do_not_specialize=["step"])
+def draw_next(
+    totals,  # [B, N]
+    ids,
+    keys,
+    limits,
+    penalties,
+    lengths,
+    best_places,  # [2, B, tiles]; the first of a sentence is written
+    active,
+    outputs,
+    places,
+    tiles,
+    step,
+    CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Draw the token of a position among those that --sampling-topk or --sampling-topp keep. Grid: sentences."""
+    sentence = tl.program_id(0)
+    wait(PDL)
+    if tl.load(active + sentence) == 0:
+        return
+    own = totals + sentence * outputs
+    peak, sum = tl.full((), float("-inf"), tl.float32), tl.full((), 0.0, tl.float32)
+    for start in range(0, outputs, CHUNK):
+        at = start + tl.arange(0, CHUNK)
+        score = tl.load(own + at, mask=at < outputs, other=float("-inf"))
+        highest = tl.maximum(peak, tl.max(score, 0))
+        sum = sum * tl.exp(peak - highest) + tl.sum(tl.exp(score - highest), 0)
+        peak = highest
+    place, _ = drawn_token(
+        own, outputs, ids, keys, sentence, tl.load(lengths + sentence) + step, tl.load(limits + 7),
+        tl.load(penalties + 2), peak + tl.log(sum), True, CHUNK,
+    )  # fmt: skip
+    tl.store(best_places + ((step % 2) * places + sentence) * tiles, place)

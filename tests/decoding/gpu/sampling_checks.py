@@ -1,0 +1,154 @@
+"""Checks of sampling on the GPU engine in Triton's interpreter, against the loop in PyTorch and the compiled kernels.
+
+`TRITON_INTERPRET=1 python -m tests.decoding.gpu.sampling_checks [NAME...]` runs them.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import nn
+
+from fairseq_plugins.decoding.decoded import Decoded
+from fairseq_plugins.decoding.gpu import runner
+from fairseq_plugins.decoding.gpu.backend import GpuBackend
+from fairseq_plugins.decoding.gpu.drafters import path
+from fairseq_plugins.decoding.gpu.kernels.noise import noise
+from fairseq_plugins.decoding.native.backend import NativeBackend
+from fairseq_plugins.decoding.reference import noise as reference
+from fairseq_plugins.decoding.reference.backend import TorchBackend
+from fairseq_plugins.decoding.reference.engine import Engine
+from fairseq_plugins.decoding.reference.sampling import Sampling
+from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
+from tests.decoding.gpu.interpreter import patch_once
+from tests.support import (
+    Options,
+    liven,
+    make_args,
+    make_drafter,
+    make_generator,
+    make_sample,
+    make_task,
+    make_transformer,
+)
+
+# Two tiles of the vocabulary.
+TASK = make_task(100)
+SMALL = {
+    f"{side}_{name}": value
+    for side in ("encoder", "decoder")
+    for name, value in (("layers", 1), ("attention_heads", 2), ("ffn_embed_dim", 16))
+}
+# With much noise, most drafts that share it are accepted.
+PLAIN, BEST, LIKELY = Sampling(temperature=9.0), Sampling(topk=60, temperature=9.0), Sampling(topp=0.7, temperature=0.5)
+LENGTHS = [3, 1]
+
+
+@triton.jit
+def _store_noise(keys, positions, out, vocabulary, ROWS: tl.constexpr, TOKENS: tl.constexpr):
+    row = tl.arange(0, ROWS)[:, None]
+    token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS))[None, :]
+    values = noise(keys, row, tl.load(positions + row), token, row < ROWS)
+    tl.store(out + row * vocabulary + token, values, token < vocabulary)
+
+
+def bits() -> None:
+    """The noise has the bits of its definition, for large seeds, sentences, samples and positions."""
+    vocabulary = 5000
+    keys = reference.noise_keys(
+        2**63 + 12345678901, torch.tensor([0, 1, 2**32 - 1, 77]), torch.tensor([0, 3, 2**31, 9])
+    )
+    positions, found = torch.tensor([0, 5, 4095, 17]), torch.zeros(4, vocabulary)
+    grid = (triton.cdiv(vocabulary, 128),)
+    _store_noise[grid](keys.to(torch.int32), positions.int(), found, vocabulary, ROWS=4, TOKENS=128)
+    assert torch.equal(found, reference.noise(keys, positions[:, None], vocabulary)[:, 0])
+
+
+def model_with_heads() -> BlockwiseTransformer:
+    """Return a random model with prediction heads."""
+    torch.manual_seed(3)
+    args = make_args(blockwise_heads=3, **SMALL)
+    blockwise_transformer(args)
+    return liven(BlockwiseTransformer.build_model(args, TASK))
+
+
+def drawn(
+    how: Options,
+    sampling: Sampling,
+    engine: type,
+    drafter: nn.Module | None = None,
+    lengths: list[int] = LENGTHS,
+    places: int = 2,
+) -> Decoded:
+    """Draw outputs on one of the backends."""
+    model: nn.Module = model_with_heads() if how.spec.name == "blockwise" else make_transformer(TASK, 1, **SMALL)
+    options: dict[str, Any] = {"max_len_b": 4, "seed": 2**40 + 5, "temperature": sampling.temperature}
+    generator, _ = make_generator([model], TASK, how, drafter, sampling=sampling, **options)
+    request = generator.request(make_sample(TASK, lengths))
+    own = Engine() if engine is TorchBackend else None
+    context = how.context([model], drafter, TASK, own, sampling.temperature)
+    context = replace(context, sampling=sampling)
+    if engine is TorchBackend:
+        assert how.spec.build is not None
+        return TorchBackend(how.spec.build(context, how.options)).decode(*request)
+    settings = {"active_sentences": places} if engine is GpuBackend else {}
+    backend: Any = engine(how.spec, how.options, context, **settings)
+    return backend.decode(*request)
+
+
+def same(ours: Decoded, theirs: Decoded, counts: bool = True) -> None:
+    for [own], [other] in zip(ours.outputs, theirs.outputs, strict=True):
+        assert own.tokens.tolist() == other.tokens.tolist()
+        torch.testing.assert_close(own.log_probs, other.log_probs.cpu(), rtol=0, atol=1e-4)
+    assert not counts or ours.emitted == theirs.emitted, (ours.emitted, theirs.emitted)
+
+
+def without_drafts() -> None:
+    """Ids and scores, in a batch and alone."""
+    for sampling in (PLAIN, LIKELY):
+        ours = drawn(Options("greedy"), sampling, GpuBackend)
+        for engine in (TorchBackend, NativeBackend):
+            same(ours, drawn(Options("greedy"), sampling, engine))
+    alone = drawn(Options("greedy"), LIKELY, GpuBackend, lengths=LENGTHS[:1])
+    assert alone.outputs[0][0].tokens.tolist() == ours.outputs[0][0].tokens.tolist()
+
+
+def drafts() -> None:
+    """The ids are those without drafts, and drafts have the verifier's noise: as many tokens are accepted.
+
+    The second sentence waits for the place of the first.
+    """
+    model = make_transformer(TASK, 1, **SMALL)
+    features: dict[str, Any] = {"verifier": model, "drafter_context": "features", **SMALL}
+    along = make_drafter(TASK, 5, 3, transition_rank=3, transition_state=4, **features)
+    alone = make_drafter(TASK, 6, 3, transition_rank=0, **features)
+    for sampling, how, drafter in (
+        (PLAIN, Options("gad"), along),
+        (BEST, Options("gad"), along),
+        (BEST, Options("gad"), alone),
+        (PLAIN, Options("blockwise"), None),
+        (PLAIN, Options("gs-jacobi", 3), None),
+    ):
+        ours = drawn(how, sampling, GpuBackend, drafter, places=1)
+        same(ours, drawn(how, sampling, NativeBackend, drafter))
+        assert max(map(max, ours.emitted)) > 1, (how, sampling, ours.emitted)
+        if how.spec.name != "blockwise":
+            same(ours, drawn(Options("greedy"), sampling, NativeBackend), counts=False)
+
+
+CHECKS: dict[str, Callable[[], None]] = {"bits": bits, "without_drafts": without_drafts, "drafts": drafts}
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    patch_once()
+    # Small vocabularies take several tiles.
+    runner.DRAWN = path.DRAWN = path._TILE = 64
+    for name in sys.argv[1:] or CHECKS:
+        began = time.process_time()
+        CHECKS[name]()
+        print(f"{name}: {time.process_time() - began:.1f} s", flush=True)
