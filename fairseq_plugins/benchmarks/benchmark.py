@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fairseq_plugins.benchmarks import ctranslate, gpu_use, peak_memory, replay, tables
+from fairseq_plugins.benchmarks import ctranslate, peak_memory, replay, tables
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, GREEDY, Contender, lossy_note, reference_of
 from fairseq_plugins.benchmarks.measuring import Plan, Row, bleu_signature, drafting_notes, measure, profiles, speed_up
@@ -34,8 +34,7 @@ logger = logging.getLogger("spec-dec-bench")
 LONG_NOTE = (
     "Latency: percentiles over the sentences of each sentence's median over the repetitions. Memory: peak in a "
     "separate process; on a CPU resident memory minus that before models were loaded, on a GPU memory allocated by "
-    "PyTorch, and memory reserved by it (CUDA graphs included). On paper: computed size of the models' weights, and of "
-    "the keys and values of all layers for the largest batch."
+    "PyTorch, and memory reserved by it (CUDA graphs included)."
 )
 
 
@@ -115,9 +114,6 @@ def sections(
         ends = sorted({min(sizes), max(sizes)})
         peak_memory.add_memory(rows, ends, bench.first(plan.timing_sentences), argv)
         found.append(("Memory", tables.memory(rows, ends)))
-    used = [(row.name, row.gpu_use) for row in rows if row.gpu_use is not None]
-    if used:
-        found.append(("CUDA graphs and attention", gpu_use.table(used)))
     return found + [(f"Where the time goes: {row}, batch 1", profile.table()) for row, profile in profiled.items()]
 
 

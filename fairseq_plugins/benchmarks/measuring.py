@@ -10,11 +10,11 @@ from tqdm import tqdm
 
 from fairseq_plugins.benchmarks.bench import Bench, Tokens
 from fairseq_plugins.benchmarks.contenders import BEAM_1, GREEDY, Contender, reference_of
-from fairseq_plugins.benchmarks.gpu_use import GpuUse, gpu_use, graphs_of
 from fairseq_plugins.checkpoint.session import precision
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.recording.profile import Profile
-from fairseq_plugins.decoding.reference.captured.graph_capture import EAGER_USES
+from fairseq_plugins.decoding.reference.backend import TorchBackend
+from fairseq_plugins.decoding.reference.captured.graph_capture import EAGER_USES, Graphs
 from fairseq_plugins.shared.progress import progress_bar
 
 WARM_UP_SENTENCES = 5
@@ -40,8 +40,6 @@ class Row:
     weights: int | None = None  # bytes of its models
     peak_memory: dict[int, int] = field(default_factory=dict)  # batch size -> bytes: see `peak_memory`
     peak_reserved: dict[int, int] = field(default_factory=dict)  # the same, reserved by PyTorch on a GPU
-    on_paper: dict[int, int] = field(default_factory=dict)  # batch size -> bytes of weights and caches, computed
-    gpu_use: GpuUse | None = None  # on a GPU, of our decoders
     reference: str = BEAM_1  # name of the row that the output is compared with
     latencies: list[float] = field(default_factory=list)  # median seconds of every timed sentence at batch size 1
 
@@ -157,9 +155,12 @@ def measure_speed(
             tokens, runs = counts(generator)
             if runs > iterations_before:
                 row.timed_tokens[batch_size] = (tokens - tokens_before) / (runs - iterations_before)
-    if bench.cuda:
-        for contender, row, generator in zip(contenders, rows, generators, strict=True):
-            row.gpu_use = gpu_use(bench, contender, generator)
+
+
+def graphs_of(generator: Any) -> Graphs | None:
+    """Return the graphs of one of our generators that has decoded; None without graphs, and for other generators."""
+    backend = generator.backend if isinstance(generator, DraftVerifyGenerator) else None
+    return backend.method.verifier.engine.graphs if isinstance(backend, TorchBackend) else None
 
 
 def capture_steps(bench: Bench, generator: Any, numbers: Sequence[int], batch_size: int) -> None:

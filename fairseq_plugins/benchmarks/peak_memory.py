@@ -4,8 +4,7 @@
 
 On a GPU: peak of the memory allocated by PyTorch while decoding, as in the paper, and of the reserved memory, which
 includes CUDA graphs. On a CPU under Linux: peak resident memory while decoding, without libraries and the memory used
-before any model was loaded. "On paper" is the computed size of the models' weights and of the keys and values of the
-largest batch.
+before any model was loaded.
 """
 
 import ctypes
@@ -14,15 +13,14 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from fairseq.models import FairseqEncoderDecoderModel
-from fairseq.models.transformer import TransformerDecoderBase
 
-from fairseq_plugins.benchmarks.bench import Bench, Tokens
+from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import BLOCKWISE, CTRANSLATE2, DRAFTER, Contender
 from fairseq_plugins.benchmarks.measuring import Row
 from fairseq_plugins.benchmarks.setting import configure
@@ -61,20 +59,17 @@ def measure(bench: Bench, contender: Contender, batch_sizes: Sequence[int], numb
     generator = bench.generator(contender)
     # The first sentence loads models and fuses weights, which is not part of decoding.
     bench.decode(generator, numbers[:1], 1)
-    weights = _weights(bench, contender)
-    peaks, reserved, on_paper = {}, {}, {}
+    peaks, reserved = {}, {}
     for size in batch_sizes:
         _reset_peak(bench.cuda)
-        outputs, _ = bench.decode(generator, numbers, size)
-        peak, caches = _peak(bench.cuda), _caches(bench, contender, outputs, size, numbers)
+        bench.decode(generator, numbers, size)
+        peak = _peak(bench.cuda)
         if peak is not None and (is_ours or not bench.cuda):
             # RssFile counts pages of libraries, of which decoding uses more than loading.
             peaks[size] = peak - before - (0 if bench.cuda else resident("RssFile"))
         if bench.cuda and is_ours:
             reserved[size] = torch.cuda.max_memory_reserved()
-        if weights is not None and caches is not None:
-            on_paper[size] = weights + caches
-    return {"weights": weights, "peak_memory": peaks, "peak_reserved": reserved, "on_paper": on_paper}
+    return {"weights": _weights(bench, contender), "peak_memory": peaks, "peak_reserved": reserved}
 
 
 def _models(bench: Bench, contender: Contender) -> list[FairseqEncoderDecoderModel]:
@@ -90,25 +85,6 @@ def _weights(bench: Bench, contender: Contender) -> int | None:
     # Counts shared tensors once.
     held = {tensor.data_ptr(): tensor for tensor in itertools.chain.from_iterable(tensors)}
     return sum(tensor.numel() * tensor.element_size() for tensor in held.values())
-
-
-def _caches(
-    bench: Bench, contender: Contender, outputs: Mapping[int, Tokens], batch_size: int, numbers: Sequence[int]
-) -> int | None:
-    """Return bytes of the keys and values of self- and cross-attention of the largest batch."""
-    decoders = [model.decoder for model in _models(bench, contender)]
-    if not all(isinstance(decoder, TransformerDecoderBase) for decoder in decoders):
-        return None
-    bytes_per_slot = sum(
-        2 * len(decoder.layers) * decoder.layers[0].embed_dim * next(decoder.parameters()).element_size()
-        for decoder in decoders
-    )
-    max_slots = 0
-    for begin in range(0, len(numbers), batch_size):
-        batch = numbers[begin : begin + batch_size]
-        slots = max(len(bench.dataset[number]["source"]) for number in batch) + max(len(outputs[n]) for n in batch)
-        max_slots = max(max_slots, len(batch) * contender.beam * slots)
-    return max_slots * bytes_per_slot
 
 
 def _reset_peak(cuda: bool) -> None:

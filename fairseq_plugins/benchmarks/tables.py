@@ -56,17 +56,12 @@ def long(rows: Sequence[Row], batch_sizes: Sequence[int]) -> list[tuple[str, str
 
 
 def memory(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
-    """Return megabytes, as SpecDec Tables 14 and 15: weights, peak, and computed weights and caches.
-
-    On a GPU the peaks of allocated and of reserved memory.
-    """
+    """Return megabytes, as SpecDec Tables 14 and 15: weights and peak, on a GPU of allocated and of reserved memory."""
     columns: list[Column] = [("model weights", lambda row: megabytes(row.weights))]
     for size in batch_sizes:
         columns.append((f"peak, batch {size}", _at(size, lambda row, size: megabytes(row.peak_memory.get(size)))))
         if any(row.peak_reserved for row in rows):
             columns.append(("reserved", _at(size, lambda row, size: megabytes(row.peak_reserved.get(size)))))
-        columns.append(("on paper", _at(size, lambda row, size: megabytes(row.on_paper.get(size), "-"))))
-        columns.append(("ratio", _at(size, lambda row, size: shown(_ratio(row, size), ".2f"))))
     return table_of(rows, columns, "MB")
 
 
@@ -133,11 +128,6 @@ def _percentile(percent: int) -> Callable[[Row], str]:
     return lambda row: f"{np.percentile(row.latencies, percent) * 1000:.1f}"
 
 
-def _ratio(row: Row, batch_size: int) -> float | None:
-    peak, paper = row.peak_memory.get(batch_size), row.on_paper.get(batch_size)
-    return peak / paper if peak is not None and paper else None
-
-
-def megabytes(size: int | None, unknown: str = "not measured") -> str:
+def megabytes(size: int | None) -> str:
     """Return bytes as megabytes."""
-    return unknown if size is None else f"{size / _MEGABYTE:.1f}"
+    return "not measured" if size is None else f"{size / _MEGABYTE:.1f}"

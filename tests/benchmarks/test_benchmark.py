@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_plugins.benchmarks import benchmark, ctranslate, gpu_use, peak_memory, replay, tables
+from fairseq_plugins.benchmarks import benchmark, ctranslate, peak_memory, replay, tables
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, CTRANSLATE2_GREEDY
-from fairseq_plugins.benchmarks.gpu_use import GpuUse
 from fairseq_plugins.benchmarks.measuring import Row
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.state import Draft
@@ -66,10 +65,6 @@ def test_measures_output_speed_memory_and_profile(
     # Embeddings, positions and layers of this small model take some tens of kilobytes.
     assert rows["gad"]["weights"] > rows[BEAM_1]["weights"] > 10_000
     assert rows["gad"]["peak_memory"].keys() == {"1", "4"} and all(rows["gad"]["peak_memory"].values())
-    # On paper: the model's weights, and keys and values of its one decoder layer for sources of up to 15 tokens.
-    assert rows[BEAM_1]["weights"] < rows[BEAM_1]["on_paper"]["1"] < rows[BEAM_1]["weights"] + 2 * 32 * 4 * 100
-    assert rows[BEAM_1]["on_paper"]["4"] > rows[BEAM_1]["on_paper"]["1"]
-    assert rows["gad"]["on_paper"]["4"] > rows["gad"]["weights"]
     greedy, gad = rows["greedy int8"], rows["gad int8"]
     assert greedy["lossy"] and gad["lossy"] and not gad["lossless"] and not rows["gad"]["lossy"]
     assert (greedy["identical"], greedy["bleu"]) == (gad["identical"], gad["bleu"])
@@ -143,7 +138,6 @@ def _row(name: str, seconds: float, **more: object) -> Row:
         seconds=times,
         latencies=latencies,
         peak_memory={1: 5_000_000},
-        on_paper={1: 4_000_000},
         **more,
     )
 
@@ -165,15 +159,12 @@ def test_tables() -> None:
     ]
     assert long["Latency"][3] == ["gad", "510.0", "910.0", "1000.0"]
     memory = cells(tables.memory(rows, [1, 16]))
-    columns = ["peak, batch 1", "on paper", "ratio", "peak, batch 16", "on paper", "ratio"]
-    assert memory[0] == ["MB", "model weights", *columns]
-    assert memory[1] == [BEAM_5, "2.5", "5.0", "4.0", "1.25", "not measured", "-", "-"]
+    assert memory[0] == ["MB", "model weights", "peak, batch 1", "peak, batch 16"]
+    assert memory[1] == [BEAM_5, "2.5", "5.0", "not measured"]
     rows[0].peak_reserved = {1: 7_000_000}
     memory = cells(tables.memory(rows, [1, 16]))
-    assert memory[0][2:6] == ["peak, batch 1", "reserved", "on paper", "ratio"]
-    assert memory[1][2:6] == ["5.0", "7.0", "4.0", "1.25"] and memory[2][3] == "not measured"
-    use = GpuUse("on", captures=7, dropped=1, replays=300, launched=12, attention="efficient")
-    assert cells(gpu_use.table([("gad", use)]))[1] == ["gad", "on", "7", "1", "300", "12", "efficient"]
+    assert memory[0][2:4] == ["peak, batch 1", "reserved"]
+    assert memory[1][2:4] == ["5.0", "7.0"] and memory[2][3] == "not measured"
 
 
 @LINUX

@@ -43,17 +43,11 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("released models are fairseq's", released.released_models),
     ("tests for a GPU", programs.tests_for_a_gpu),
     ("one synchronisation an iteration", device.one_synchronisation),
-    ("attention", device.attention),
     ("captures", device.captures),
-    ("iterations", device.iterations),
-    ("fixed shapes", device.fixed_shapes_cost),
     ("fixed shapes over a run", device.fixed_shapes_over_a_run),
     ("training throughput", training.throughput),
     ("two processes train as one", training.two_processes),
     ("benchmark", programs.benchmark),
-    ("idle time", device.idle_time),
-    ("retirements and memory", device.retirements),
-    ("CTranslate2 loads", programs.ctranslate2_loads),
     ("training on Multi30k", programs.training),
 )
 

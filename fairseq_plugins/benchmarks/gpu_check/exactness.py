@@ -19,7 +19,7 @@ from fairseq_plugins.benchmarks.gpu_check.environment import (
     same_ids,
 )
 from fairseq_plugins.benchmarks.gpu_check.report import NOT_RUN, Outcome, passed_if
-from fairseq_plugins.benchmarks.gpu_use import graphs_of
+from fairseq_plugins.benchmarks.measuring import graphs_of
 from fairseq_plugins.decoding.reference.captured import fixed_shapes
 from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs, capture_on_cuda
 

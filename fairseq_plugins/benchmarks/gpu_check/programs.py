@@ -1,4 +1,4 @@
-"""Checks that run other programs: the tests for a GPU, CTranslate2, the benchmark, the training of a drafter."""
+"""Checks that run other programs: the tests for a GPU, the benchmark, the training of a drafter."""
 
 import json
 import os
@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from fairseq_plugins.benchmarks.contenders import CTRANSLATE2_ON_CPU, CTRANSLATE2_ON_GPU
 from fairseq_plugins.benchmarks.gpu_check.environment import ROOT, Environment
 from fairseq_plugins.benchmarks.gpu_check.report import NOT_RUN, TARGETS, Outcome, passed_if
 
@@ -50,17 +49,6 @@ def outcome_of_tests(status: int | None, output: str) -> Outcome:
     line = last_line(output).strip("= ")
     good = status == 0 and re.search(r"\b[1-9]\d* passed", line) is not None and "skipped" not in line
     return passed_if(good, how_it_ended(status, line))
-
-
-def ctranslate2_loads(env: Environment) -> Outcome:
-    """Check that CTranslate2 translates a sentence with the converted verifier."""
-    bench = env.bench()
-    contenders = CTRANSLATE2_ON_GPU if env.is_gpu else CTRANSLATE2_ON_CPU
-    reasons = {contender.name: bench.cannot_run(contender) for contender in contenders}
-    failed = {name: reason for name, reason in reasons.items() if reason is not None}
-    if failed:
-        return Outcome(NOT_RUN, "; ".join(sorted(set(failed.values()))))
-    return passed_if(True, f"{', '.join(reasons)} run")
 
 
 def benchmark(env: Environment) -> Outcome:

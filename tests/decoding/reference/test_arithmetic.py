@@ -5,11 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fairseq_plugins.decoding.reference.arithmetic import exact_arithmetic
-from fairseq_plugins.decoding.reference.captured.attention_backend import attention_used
 from fairseq_plugins.decoding.reference.engine import Engine
 from tests.support import Options, make_generator, make_sample, make_task, make_transformer
 
@@ -98,15 +95,3 @@ def test_decoding_runs_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     iterations = len(list(generator.steps(make_sample(task, [3]))))
     # Every time, and not for whoever looks at a step in between.
     assert devices == ["cpu"] * (iterations + 1)
-
-
-@pytest.mark.parametrize("backend, name", [(SDPBackend.FLASH_ATTENTION, "flash"), (SDPBackend.MATH, "math")])
-def test_attention_is_seen(backend: SDPBackend, name: str) -> None:
-    x = torch.randn(2, 4, 3, 8)
-
-    def attend() -> None:
-        with torch.inference_mode(), sdpa_kernel([backend]):
-            F.scaled_dot_product_attention(x, x, x, attn_mask=torch.zeros(3, 3))
-
-    assert attention_used(attend) == name
-    assert attention_used(lambda: x @ x.transpose(2, 3)) == "fixed shapes"
