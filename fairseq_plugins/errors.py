@@ -1,8 +1,8 @@
 """Errors that the user can mend: option, value, problem, remedy, spelled as the command or program takes options."""
 
-import ast
 import os
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from typing import Any
 
 Spelling = Callable[[str, Any], str]
@@ -103,10 +103,10 @@ def _with_options(text: str, spelling: Spelling) -> str:
 
 def _literal(text: str) -> Any:
     """Return the number or True that a text is, else the text."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return True if text == "True" else text
 
 
 def unknown_value(option: str, value: Any, known: Iterable[str]) -> ConfigurationError:

@@ -93,13 +93,13 @@ def _check_checkpoints(error: BaseException, given: Mapping[str, Any]) -> None:
     """Raise ConfigurationError for a checkpoint that fairseq could not load."""
     from fairseq_plugins.checkpoint.loading import is_misfit, misfit, read_state
 
-    path, restored = given.get("path"), given.get("restore_file")
+    path, restored = given.get("path") or "", given.get("restore_file") or ""
     if path and isinstance(error, Exception) and is_misfit(error):
         raise misfit("--path", path, error)
-    files: list[tuple[str | None, str | None]] = [("--path", file) for file in (path or "").split(":")]
-    files += [("--finetune-from-model", given.get("finetune_from_model")), ("--restore-file", restored)]
-    if restored and not os.path.exists(restored):  # the default is a name in this folder
-        files[-1] = (None, os.path.join(given.get("save_dir", ""), restored))
-    for option, file in files:
+    for file in (*path.split(":"), given.get("finetune_from_model")):
         if file:
+            read_state(file, "--finetune-from-model" if file == given.get("finetune_from_model") else "--path")
+    # A training begins without the last checkpoint where there is none yet.
+    for option, file in (("--restore-file", restored), (None, os.path.join(given.get("save_dir") or "", restored))):
+        if os.path.isfile(file):
             read_state(file, option)

@@ -12,7 +12,7 @@ from sentencepiece import SentencePieceProcessor
 
 from fairseq_plugins.checkpoint.tool_errors import explain_in_tool
 from fairseq_plugins.errors import on_command_line
-from tests.support import make_task
+from tests.support import REPOSITORY, make_task
 
 
 def explained(action: Callable[..., Any], *arguments: object) -> str | None:
@@ -53,6 +53,9 @@ def test_one_of_several_checkpoints(half: Path, monkeypatch: pytest.MonkeyPatch)
     assert (explained(checkpoint_utils.load_model_ensemble, [str(half)], None, make_task()) or "").startswith(
         f"--path {half}: truncated"
     )
+    whole = str(REPOSITORY / "checkpoints/cldr.en-de/verifier.pt")
+    monkeypatch.setattr("sys.argv", ["fairseq-generate", "data", "--path", whole])
+    assert explained(checkpoint_utils.load_checkpoint_to_cpu, str(half)) is None  # of a file that was not given
     monkeypatch.setattr("sys.argv", ["fairseq-generate", "data", "--path", str(other)])
     message = explained(checkpoint_utils.load_model_ensemble, [str(other)], None, make_task())
     assert message is not None and message.startswith(f"--path {other}: no such file; give the checkpoint")
