@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq_plugins.checkpoint.compact_weights import CompactWeight, are_kept
+
 # A scale of 16 significant bits times an int8 number is exact in fp32.
 _SCALE_BITS = 8
 
@@ -28,13 +30,28 @@ def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 def restored(rounded: Tensor, scale: Tensor) -> Tensor:
     """Return the weight in fp32, exactly; torch's safe loader calls this for `Int8Weight`.
 
+    Inside of `compact_weights` it keeps its numbers in int8.
+
     Raises:
         pickle.UnpicklingError: for values that are no rounded weight.
     """
     fits = isinstance(rounded, Tensor) and isinstance(scale, Tensor) and rounded.dtype == torch.int8
     if not fits or scale.dtype != torch.float32 or rounded.dim() != 2 or scale.shape != rounded.shape[:1]:
         raise pickle.UnpicklingError("a weight is not int8 with a scale of each row")
-    return rounded.to(torch.float32) * scale[:, None]
+    weight = CompactWeight(rounded, scale)
+    return weight if are_kept() else weight.restored()
+
+
+def is_int8(weight: Tensor) -> bool:
+    """Return whether a weight keeps its numbers in int8."""
+    return isinstance(weight, CompactWeight) and weight.scale is not None
+
+
+def stored_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what `round_to_int8` does, without rounding for a weight that keeps its numbers in int8."""
+    if isinstance(weight, CompactWeight) and weight.scale is not None:
+        return weight.stored, weight.scale
+    return round_to_int8(weight.detach())
 
 
 class Int8Weight:

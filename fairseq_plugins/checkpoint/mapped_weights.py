@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from fairseq_plugins.checkpoint.compact_weights import CompactWeight, are_kept
 
 # fairseq-train writes checkpoint_best.pt and checkpoint_last.pt over the earlier ones, in place.
 _OVERWRITTEN = "checkpoint"
@@ -57,7 +60,9 @@ def _advise(address: int, end: int, advice: int) -> None:
 
 
 class TakeWeights(TorchFunctionMode):
-    """Inside, new modules have no random weights, and `load_state_dict` takes tensors of their type without a copy.
+    """Inside, new modules have no random weights, and `load_state_dict` takes tensors without a copy.
+
+    Weights in another type are converted, or become `CompactWeight` inside of `compact_weights`.
 
     All weights of a model that is built inside must be loaded inside.
     """
@@ -74,18 +79,26 @@ class TakeWeights(TorchFunctionMode):
             return args[0] if args else kwargs["tensor"]  # type: ignore[index]
         if function is Tensor.copy_ and isinstance(args[0], nn.Parameter) and _fits(*args[:2]):
             parameter, weight = args[:2]
-            parameter.data = weight.detach()
-            setattr(parameter, _ADDRESS, weight.data_ptr())
+            if weight.dtype != parameter.dtype or isinstance(weight, CompactWeight):
+                compact = weight if isinstance(weight, CompactWeight) else CompactWeight(weight.detach())
+                torch.utils.swap_tensors(parameter, nn.Parameter(compact, parameter.requires_grad))
+            else:
+                parameter.data = weight.detach()
+                setattr(parameter, _ADDRESS, weight.data_ptr())
             return parameter
         return function(*args, **(kwargs or {}))
 
 
 def _fits(parameter: Tensor, weight: Tensor) -> bool:
-    return (parameter.dtype, parameter.device, parameter.shape) == (weight.dtype, weight.device, weight.shape)
+    is_compact = are_kept() and (parameter.dtype, weight.dtype, weight.dim()) == (torch.float32, torch.float16, 2)
+    fits = (parameter.device, parameter.shape) == (weight.device, weight.shape)
+    return fits and (is_compact or parameter.dtype == weight.dtype)
 
 
 def is_taken(parameter: Tensor) -> bool:
     """Return whether a parameter still has the memory that `TakeWeights` gave it."""
+    if isinstance(parameter, CompactWeight):
+        return True
     return getattr(parameter, _ADDRESS, None) == parameter.data_ptr()
 
 
@@ -96,7 +109,9 @@ def release_pages(parameters: Iterable[Tensor]) -> None:
     """
     if sys.platform != "linux":
         return
-    addresses = {parameter.data_ptr(): parameter.nbytes for parameter in parameters if is_taken(parameter)}
+    taken = [parameter for parameter in parameters if is_taken(parameter)]
+    stored = [weight.stored if isinstance(weight, CompactWeight) else weight for weight in taken]
+    addresses = {weight.data_ptr(): weight.nbytes for weight in stored}
     try:
         with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
             for address, size in addresses.items():

@@ -13,6 +13,7 @@ from fairseq.models import FairseqEncoderDecoderModel
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from fairseq_plugins.checkpoint.compact_weights import compact_weights, restore
 from fairseq_plugins.checkpoint.loading import is_misfit, misfit, read_state
 from fairseq_plugins.checkpoint.mapped_weights import TakeWeights
 from fairseq_plugins.checkpoint.tool_errors import check_dictionaries, check_sentencepiece
@@ -55,7 +56,7 @@ class Session:
 
     def _load(self, path: str) -> FairseqEncoderDecoderModel:
         overrides = ast.literal_eval(self.cfg.common_eval.model_overrides)
-        with warnings.catch_warnings(), TakeWeights():
+        with warnings.catch_warnings(), TakeWeights(), compact_weights():
             ignore_hydras_warnings()
             state, _ = read_state(path, "--path", overrides)
             try:
@@ -69,6 +70,8 @@ class Session:
     def prepared(self, model: FairseqEncoderDecoderModel) -> FairseqEncoderDecoderModel:
         """Move a model to the device, in the precision of the options, and prepare it for inference."""
         kind = precision(self.cfg)
+        if self.cuda or kind != "fp32":
+            restore([model])
         if kind == "fp16":
             model.half()
         elif kind == "bf16":

@@ -4,6 +4,7 @@ import os
 from collections.abc import Generator
 from typing import Any, Protocol
 
+from fairseq_plugins.checkpoint.compact_weights import restore
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.decoded import Decoded, StepOutput
 from fairseq_plugins.decoding.gpu.backend import GpuBackend
@@ -81,6 +82,7 @@ def choose_backend(
     else:
         name, reason = "torch", "--no-cuda-graphs" if graphs else "--eval-bleu changes the weights"
     assert spec.build is not None
+    restore(context.models)
     reason += not_triton
     method = spec.build(context, options)
     return TorchBackend(method, name, reason, trace, active_sentences, context.beam if spec.searches_beams else None)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fairseq_plugins.checkpoint.compact_weights import CompactWeight
 from fairseq_plugins.checkpoint.mapped_weights import release_pages
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
 from fairseq_plugins.decoding.weights import Precision
@@ -55,7 +56,8 @@ def check_finite(models: Sequence[nn.Module]) -> None:
     """Raise ConfigurationError for NaN or infinite weights: output would be garbage with finite scores."""
     for model in models:
         for name, weight in model.named_parameters():
-            is_finite = weight.numel() == 0 or bool(torch.stack(torch.aminmax(weight.detach())).isfinite().all())
+            numbers = weight.floats if isinstance(weight, CompactWeight) else weight.detach()
+            is_finite = numbers.numel() == 0 or bool(torch.stack(torch.aminmax(numbers)).isfinite().all())
             release_pages([weight])
             if not is_finite:
                 problem = f"its weight {name} has values that are NaN or infinite"

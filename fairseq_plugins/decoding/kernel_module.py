@@ -169,17 +169,19 @@ class KernelModule(Protocol):
         embedding_norm: AnyNorm,
         final_norm: AnyNorm,
         projection: AnyLinear | None,
+        embedding_scales: Tensor | None = None,
     ) -> AnyTransformer:
         """Return an encoder or decoder.
 
         Args:
             layers: sequence of what `Layer` returned.
-            embedding: [V, D].
+            embedding: [V, D], in int8 if there are `embedding_scales`.
             scale: factor of the embeddings.
             positions: [P, D]; None for none.
             positions_every_layer: add positions to the input of every layer.
             embedding_norm, final_norm: of the input, and of the output of pre-norm layers.
             projection: to the vocabulary; None in an encoder.
+            embedding_scales: [V].
         """
 
     def Path(

@@ -12,6 +12,7 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from fairseq.modules import gelu
 from torch import Tensor, nn
 
+from fairseq_plugins.checkpoint.compact_weights import ordinary
 from fairseq_plugins.checkpoint.mapped_weights import release_pages
 from fairseq_plugins.decoding.kernel_module import (
     AnyLinear,
@@ -87,7 +88,11 @@ class KernelWeights(ABC):
         if tensor is None:
             return None
         self.check(tensor, dtype)
-        return tensor.detach().contiguous()
+        return ordinary(tensor).detach().contiguous()
+
+    def embedding(self, weight: Tensor, precision: Precision) -> tuple[Tensor, Tensor | None]:
+        """Return a table of embeddings [V, D] as the kernels read it, with the scales [V] of its rows (None: fp32)."""
+        return self.array(embeddings(weight, precision)), None
 
     def activations(self) -> dict[Callable[[Tensor], Tensor], Any]:
         """Map PyTorch's activation functions to those of the kernels."""
@@ -168,15 +173,17 @@ class KernelWeights(ABC):
     ) -> AnyTransformer:
         positions = position_table(module, module.max_positions())
         embedding_precision = Precision.FP32 if self.drafts_of_fp32 else self.precision
+        table, scales = self.embedding(module.embed_tokens.weight, embedding_precision)
         return self.module.transformer(
             layers,
-            self.array(embeddings(module.embed_tokens.weight, embedding_precision)),
+            table,
             float(module.embed_scale),
             self.array(positions),
             positions_every_layer=getattr(module, "positions_every_layer", False),
             embedding_norm=self.norm(norm(getattr(module, "layernorm_embedding", None))),
             final_norm=self.norm(norm(getattr(module, "layer_norm", None))),
             projection=projection,
+            embedding_scales=scales,
         )
 
     # ------------------------------------------------------------------------------- parts of trained drafters

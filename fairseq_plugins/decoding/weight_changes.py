@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from fairseq_plugins.checkpoint.compact_weights import CompactWeight
 from fairseq_plugins.checkpoint.mapped_weights import is_taken
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
@@ -84,7 +85,8 @@ class WeightSnapshot:
         return True
 
     def _tensors(self) -> list[Tensor]:
-        return [tensor for held in self._weights for tensor in held.values() if tensor is not None]
+        held = [tensor for held in self._weights for tensor in held.values() if tensor is not None]
+        return [tensor for tensor in held if not isinstance(tensor, CompactWeight)]  # these cannot be written
 
     def _read_changes(self) -> tuple[list[int], int]:
         """Return the identities of all hooks, and how many modules have a `forward` of their own."""

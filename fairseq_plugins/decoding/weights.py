@@ -11,6 +11,7 @@ from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import Tensor, nn
 
+from fairseq_plugins.checkpoint.compact_weights import ordinary
 from fairseq_plugins.checkpoint.int8_weights import restored, round_to_int8
 from fairseq_plugins.checkpoint.mapped_weights import is_taken
 
@@ -159,7 +160,7 @@ def without_query(query_key_value: Linear) -> Linear:
 
 def fused(*modules: nn.Linear) -> FloatLinear:
     """Join linear layers of the same input; the modules' own weights become views of the result."""
-    weight = _joined([module.weight for module in modules])
+    weight = _joined([ordinary(module.weight) for module in modules])
     return weight, None if modules[0].bias is None else _joined([module.bias for module in modules])
 
 

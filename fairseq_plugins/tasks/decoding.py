@@ -11,6 +11,7 @@ from fairseq.tasks import FairseqTask
 from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
 from torch import nn
 
+from fairseq_plugins.checkpoint.compact_weights import restore
 from fairseq_plugins.checkpoint.session import options_of
 from fairseq_plugins.checkpoint.settings import check_settings
 from fairseq_plugins.decoding import methods
@@ -83,6 +84,8 @@ class Decoding:
         if not in_training:
             check_finite(models)
         self._check_files(task, spec, args, is_one_run)
+        if spec.build is None or getattr(args, "print_alignment", None):
+            restore(models)  # which run in PyTorch
         if spec.build is None:
             return self._fairseqs_search(build_own, is_one_run)
         refuse_search_options(args, allowed, spec.name, spec.searches_beams)
@@ -216,7 +219,9 @@ class Decoding:
         is_invariant, weights = dtype in HALF_DTYPES or context.sampling is not None, context.weights
         if context.drafter is not None:
             parameter = next(context.models[0].parameters())
-            context.drafter.to(device=parameter.device, dtype=parameter.dtype)
+            kind = parameter.device, parameter.dtype
+            if any((own.device, own.dtype) != kind for own in context.drafter.parameters()):
+                context.drafter.to(*kind)
         current = replace(
             context,
             engine=replace(context.engine, batch_invariant=is_invariant),

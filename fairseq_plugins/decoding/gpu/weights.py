@@ -118,8 +118,11 @@ def transformer(
     embedding_norm: Norm,
     final_norm: Norm,
     projection: Linear | None,
+    embedding_scales: Tensor | None = None,
 ) -> Transformer:
     """Return a Transformer; raises Unsupported for one that the kernels do not support."""
+    if embedding_scales is not None:
+        raise Unsupported("its embeddings are in int8")
     if not layers[0].normalize_before and final_norm:
         raise Unsupported("the layers are normalised after each sublayer and once more at the end")
     if len({(layer.heads, layer.normalize_before) for layer in layers}) > 1:

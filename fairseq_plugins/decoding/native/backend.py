@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq_plugins.checkpoint.compact_weights import restore
 from fairseq_plugins.decoding.kernel_backend import KernelBackend
 from fairseq_plugins.decoding.kernel_weights import KernelWeights
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
@@ -25,6 +26,8 @@ class NativeBackend(KernelBackend):
         # An encoder that the kernels do not support runs in PyTorch.
         weights = self.method.weights
         engine = Engine(weights.precision, batch_invariant=weights.batch_invariant)
+        if not self.encodes:
+            restore(context.models)
         self.encoder = None if self.encodes else FusedEncoder(context.models[0].encoder, engine)
         self.reason = f"the compiled kernels run all of it on this CPU ({kernels().instruction_set()})"
 

@@ -6,6 +6,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from fairseq_plugins.checkpoint.int8_weights import is_int8, stored_int8
 from fairseq_plugins.decoding.kernel_module import KernelModule, Unsupported
 from fairseq_plugins.decoding.kernel_weights import KernelWeights
 from fairseq_plugins.decoding.native import kernels
@@ -44,6 +45,8 @@ class NativeWeights(KernelWeights):
         """
         module, precision = kernels(), precision or self.precision
         scale = None
+        if precision is Precision.INT8 and not isinstance(layer, QuantizedLinear) and is_int8(layer[0]):
+            layer = QuantizedLinear(*stored_int8(layer[0]), layer[1])
         if isinstance(layer, QuantizedLinear):
             bias, scale, weight_format = layer.bias, layer.scale, module.WeightFormat.INT8
             weight = self.array(layer.weight, torch.int8)
@@ -54,6 +57,14 @@ class NativeWeights(KernelWeights):
         return module.linear(
             weight, self.array(bias), self.array(scale), format=weight_format, batch_invariant=self.batch_invariant
         )
+
+    def embedding(self, weight: Tensor, precision: Precision) -> tuple[Tensor, Tensor | None]:
+        """Return a table of embeddings and scales as `KernelWeights.embedding` does; in INT8 both."""
+        if precision is not Precision.INT8:
+            return super().embedding(weight, precision)
+        self.check(weight, None)
+        rounded, scale = stored_int8(weight)
+        return rounded.contiguous(), scale.contiguous()
 
     def _format(self, weight: Tensor, precision: Precision) -> Any:
         """Return the fastest format (`WeightFormat`) that keeps the weight's precision and the memory limits."""

@@ -58,8 +58,13 @@ void Transformer::check() const {
 }
 
 void Transformer::embed(int64_t token, float* x) const {
-    const float* from = embedding.numbers + token * width;
-    for (int i = 0; i < width; ++i) x[i] = embedding_scale * from[i];
+    if (embedding.scales) {
+        const int8_t* from = static_cast<const int8_t*>(embedding.numbers) + token * width;
+        for (int i = 0; i < width; ++i) x[i] = embedding_scale * (embedding.scales[token] * from[i]);
+    } else {
+        const float* from = static_cast<const float*>(embedding.numbers) + token * width;
+        for (int i = 0; i < width; ++i) x[i] = embedding_scale * from[i];
+    }
 }
 
 void Transformer::add_position(int64_t position, float* x) const {

@@ -33,11 +33,19 @@ struct Layer {
     Activation activation = Activation::RELU;
 };
 
-// An embedding table [size][width] in PyTorch's memory.
+// A table of numbers [size][width] in PyTorch's memory.
 struct Table {
     const float* numbers = nullptr;
     int64_t size = 0;
     std::shared_ptr<const void> owner;
+};
+
+// A table of token embeddings [size][width], in float32 or in int8 with a scale for each row, in PyTorch's memory.
+struct Embedding {
+    const void* numbers = nullptr;
+    const float* scales = nullptr;  // [size]; null for float32
+    int64_t size = 0;
+    std::shared_ptr<const void> owner, owner_of_scales;
 };
 
 // An encoder or decoder. Rows may be of any sentence and position; the caller knows which, and computes attention.
@@ -45,7 +53,7 @@ class Transformer {
 public:
     int width = 0;
     std::vector<Layer> layers;
-    Table embedding;
+    Embedding embedding;
     float embedding_scale = 1;
     Table positions;                             // positional embeddings; empty for none. Later positions have the last
     bool adds_positions_to_every_layer = false;  // --positions-every-layer of drafters

@@ -25,13 +25,28 @@ std::shared_ptr<Linear> linear(nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device
                                  format);
 }
 
-std::shared_ptr<Transformer> transformer(std::vector<Layer> layers, const Array<float, 2>& embedding, float scale,
+using AnyMatrix = nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu, nb::ro>;
+
+// scales: of the rows of an embedding in int8; none for float32.
+Embedding embedding_of(const AnyMatrix& embedding, const Maybe<float, 1>& scales) {
+    require(embedding.dtype() == (scales ? nb::dtype<int8_t>() : nb::dtype<float>()), "the embedding has another type");
+    require(!scales || scales->size() == embedding.shape(0), "the scales of the embedding have another size");
+    Embedding result{embedding.data(), nullptr, static_cast<int64_t>(embedding.shape(0)), owner_of(embedding), {}};
+    if (scales) {
+        result.scales = scales->data();
+        result.owner_of_scales = owner_of(*scales);
+    }
+    return result;
+}
+
+std::shared_ptr<Transformer> transformer(std::vector<Layer> layers, const AnyMatrix& embedding, float scale,
                                          const Maybe<float, 2>& positions, bool positions_every_layer,
-                                         Norm embedding_norm, Norm final_norm, SharedLinear projection) {
+                                         Norm embedding_norm, Norm final_norm, SharedLinear projection,
+                                         const Maybe<float, 1>& embedding_scales) {
     auto model = std::make_shared<Transformer>();
     model->width = static_cast<int>(embedding.shape(1));
     model->layers = std::move(layers);
-    model->embedding = table(embedding, model->width);
+    model->embedding = embedding_of(embedding, embedding_scales);
     model->embedding_scale = scale;
     model->positions = table(positions, model->width);
     model->adds_positions_to_every_layer = positions_every_layer;
@@ -96,7 +111,8 @@ void bind_layers(nb::module_& m) {
         .def_rw("final_norm", &Layer::final_norm);
     nb::class_<Transformer>(m, "Transformer");
     m.def("transformer", &transformer, "layers"_a, "embedding"_a, "scale"_a, "positions"_a.none(),
-          "positions_every_layer"_a, "embedding_norm"_a, "final_norm"_a, "projection"_a.none());
+          "positions_every_layer"_a, "embedding_norm"_a, "final_norm"_a, "projection"_a.none(),
+          "embedding_scales"_a.none() = nb::none());
 }
 
 }  // namespace spec_dec
