@@ -330,7 +330,7 @@ def run(argv: Sequence[str]) -> None:
         write_atomically(folder / name, png, "--output")
     write_atomically(folder / "report.md", report.markdown(), "--output")
     write_atomically(folder / "report.html", report.html(), "--output")
-    print(f"wrote {folder / 'report.md'} and {folder / 'report.html'}")
+    print(f"{folder / 'report.html'}: written; report.md beside it has the figures in files")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -216,7 +216,7 @@ def write_page(args: argparse.Namespace) -> None:
     note = "" if args.sentence else sampling_note(shown, total)
     if note:
         print(f"{note}{'' if args.limit else ': a browser takes no more'}", file=sys.stderr)
-    print(f"Wrote {path}: open it in a browser")
+    print(f"{path}: written; open it in a browser")
 
 
 def _chosen(sentences: list[TracedSentence], args: argparse.Namespace) -> list[TracedSentence]:

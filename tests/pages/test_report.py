@@ -122,7 +122,7 @@ def _image_names(markdown: str) -> list[str]:
 def test_report_in_iterations(runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "out" / "report"
     assert report.main([*runs[1:], "--output", str(folder)]) == 0
-    assert "report.md and " in capsys.readouterr().out
+    assert "report.html: written; report.md beside it" in capsys.readouterr().out
     markdown = (folder / "report.md").read_text(encoding="utf-8")
     names = ["speed-up", "accepted-by-position"]
     assert _image_names(markdown) == [f"{name}.png" for name in names]
