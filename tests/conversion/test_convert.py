@@ -95,7 +95,7 @@ def test_fairseq_interactive_takes_first_tokens(decoder: str, tmp_path: Path) ->
 def test_first_tokens_have_to_be_in_the_dictionary(tmp_path: Path) -> None:
     save_model("bart", tmp_path / "hf")
     out = convert(tmp_path / "hf", tmp_path / "out")
-    with pytest.raises(ConfigurationError, match="forced.first.token.*de_DE: is not in the dictionary; give a token"):
+    with pytest.raises(ConfigurationError, match='forced_first_token="de_DE": is not in the dictionary; give a token'):
         fairseq_plugins.load(out, device="cpu", forced_first_token="de_DE")
     model = fairseq_plugins.load(out, device="cpu")
     with error_about("--forced-first-token", "contradicts --prefix-size"):
