@@ -112,9 +112,8 @@ def _literal(text: str) -> Any:
 def unknown_value(option: str, value: Any, known: Iterable[str]) -> ConfigurationError:
     """Return the error of a value that is not among those known."""
     names = [*known]
-    return ConfigurationError(
-        option, value, "no such value", did_you_mean(str(value), names) or f"choose from {', '.join(names)}"
-    )
+    remedy = did_you_mean(str(value), names) or f"choose from {', '.join(names)}"
+    return ConfigurationError(option, value, "no such value", remedy)
 
 
 def flag(name: str) -> str:

@@ -167,9 +167,8 @@ class BatchDecoder:
         blank = [number for number, source in given.items() if len(source) == 1]
         if constraints is not None and any(constraints[number] for number in blank):
             number = next(number for number in blank if constraints[number])
-            raise ConfigurationError(
-                f"constraints[{number}]", None, "the text is blank, so its translation is", "give None"
-            )
+            problem = "the text is blank, so its translation is"
+            raise ConfigurationError(f"constraints[{number}]", None, problem, "give None")
         translations = {number: self._blank() for number in blank}
         for translation in translations.values():
             statistics.add(translation)

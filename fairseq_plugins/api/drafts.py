@@ -23,9 +23,8 @@ def cut_texts(given: Any, argument: str, cut: Callable[[str], list[str]]) -> lis
         TypeError: for anything but strings.
     """
     if isinstance(given, str):
-        raise ConfigurationError(
-            argument, None, "are one string, and the text is a list", "give a list, with None for a sentence without"
-        )
+        problem = "are one string, and the text is a list"
+        raise ConfigurationError(argument, None, problem, "give a list, with None for a sentence without")
     if isinstance(given, bytes) or not isinstance(given, Iterable):
         raise TypeError(f"{argument}: is {type(given).__name__}; give a string, several, or None for each sentence")
     texts = [[] if each is None else whole_texts_of(each, f"{argument}[{n}]") for n, each in enumerate(given)]

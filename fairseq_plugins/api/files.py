@@ -103,9 +103,8 @@ def find_files(
     for option, paths in (("--path", str(verifier)), ("--drafter-path", str(drafter))):
         for path in paths.split(":"):
             if path.endswith(".safetensors"):
-                raise ConfigurationError(
-                    option, path, "is in Hugging Face's format", "convert it with spec-dec-convert FOLDER OUT"
-                )
+                problem = "is in Hugging Face's format"
+                raise ConfigurationError(option, path, problem, "convert it with spec-dec-convert FOLDER OUT")
     return ModelFiles(
         verifier=str(verifier),
         drafter=None if drafter is None else str(drafter),

@@ -90,9 +90,8 @@ class Generators:
                 samples, num_hypotheses, batch_size, {**self._defaults, **given}, drawing, seed, aligned, None
             )
         if not self.searches_beams and beam not in (None, 1):
-            raise ConfigurationError(
-                "--beam", beam, f"{self._spec.name} keeps one hypothesis", "use {--decoder fast-beam}"
-            )
+            problem = f"{self._spec.name} keeps one hypothesis"
+            raise ConfigurationError("--beam", beam, problem, "use {--decoder fast-beam}")
         size = 1 if not self.searches_beams else _DEFAULT_BEAM if beam is None else beam
         if num_hypotheses > size:
             remedy = "raise beam=" if self.searches_beams else 'use decoder="fast-beam"'
@@ -108,9 +107,8 @@ class Generators:
                 raise ConfigurationError("--constraint-order", order, "is for {--constraints}, which are not given")
             return None
         if not self.searches_beams:
-            raise ConfigurationError(
-                "--constraints", None, f"{self._spec.name} keeps one hypothesis", "use {--decoder fast-beam}"
-            )
+            problem = f"{self._spec.name} keeps one hypothesis"
+            raise ConfigurationError("--constraints", None, problem, "use {--decoder fast-beam}")
         generation = self._session.cfg.generation
         others = {
             "sampling": samples,
@@ -120,9 +118,8 @@ class Generators:
         }
         for name, is_set in others.items():
             if is_set:
-                raise ConfigurationError(
-                    "--constraints", None, f"are not for {name}, which is another search", "leave one out"
-                )
+                problem = f"are not for {name}, which is another search"
+                raise ConfigurationError("--constraints", None, problem, "leave one out")
         return order or "ordered"
 
     def take(self, search: Search) -> Any:

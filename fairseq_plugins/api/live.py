@@ -22,9 +22,8 @@ class Session:
 
     def __init__(self, model: "Model") -> None:
         if model.decoder != "reuse":
-            raise ConfigurationError(
-                "session", None, f"is not for decoder {model.decoder}", "load with {--decoder reuse}"
-            )
+            problem = f"is not for decoder {model.decoder}"
+            raise ConfigurationError("session", None, problem, "load with {--decoder reuse}")
         self._model = model
         self.translation: str | None = None
 

@@ -80,9 +80,8 @@ class Memory:
             raise TypeError("sources, targets: give a list of each, of as many strings")
         whole_texts_of(sources, "sources"), whole_texts_of(targets, "targets")
         if len(sources) != len(targets):
-            raise ConfigurationError(
-                "targets", None, f"are {len(targets)}, and sources {len(sources)}", "give one for each"
-            )
+            problem = f"are {len(targets)}, and sources {len(sources)}"
+            raise ConfigurationError("targets", None, problem, "give one for each")
         pairs = dict(zip(sources, targets, strict=True))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,9 +130,8 @@ class Memory:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise ConfigurationError(
-                "--memory", self.path, f"cannot be read ({error.strerror})", "give a folder"
-            ) from error
+            problem = f"cannot be read ({error.strerror})"
+            raise ConfigurationError("--memory", self.path, problem, "give a folder") from error
 
     def _read(self, file: IO[bytes]) -> bytes:
         """Read the whole lines added since the last call; return the bytes after them."""

@@ -195,9 +195,8 @@ class Model(BatchDecoder):
         others = {"return_scores": return_scores or None, "drafts": drafts, "constraints": constraints}
         other = next((name for name, value in others.items() if value is not None), None)
         if split is not None and other is not None:
-            raise ConfigurationError(
-                "--split", split, f"sentences have no {other} of their own", "leave one of them out"
-            )
+            problem = f"sentences have no {other} of their own"
+            raise ConfigurationError("--split", split, problem, "leave one of them out")
         self._thread.statistics = CallStatistics()
         texts, is_one = texts_of(text), isinstance(text, str)
         names = ["text"] if is_one else [f"text[{number}]" for number in range(len(texts))]

@@ -178,9 +178,8 @@ class Service:
         model = self._model
         search = model._generators.search(options)
         if search.beam > self._max_beam:
-            raise ConfigurationError(
-                "--beam", search.beam, f"this service has beams and samples up to {self._max_beam}"
-            )
+            problem = f"this service has beams and samples up to {self._max_beam}"
+            raise ConfigurationError("--beam", search.beam, problem)
         if on_step is not None:
             model._check_streams()
             if search.beam > 1:

@@ -157,9 +157,8 @@ def acceptance_probability(tokens: float, block_size: int) -> float:
     Raises ConfigurationError for a mean above k + 1.
     """
     if not 1 <= tokens < block_size + 1:
-        raise ConfigurationError(
-            "--block-size", block_size, f"too short to replay {tokens} tokens per iteration", "give more"
-        )
+        problem = f"too short to replay {tokens} tokens per iteration"
+        raise ConfigurationError("--block-size", block_size, problem, "give more")
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2

@@ -86,13 +86,11 @@ def reset_decoder(cfg: DictConfig) -> None:
     Raises ConfigurationError for options that only a single decoder can have.
     """
     if cfg.task.stats_file is not None:
-        raise ConfigurationError(
-            "--stats-file", cfg.task.stats_file, "is for one decoder", "use it with fairseq-generate"
-        )
+        problem = "is for one decoder"
+        raise ConfigurationError("--stats-file", cfg.task.stats_file, problem, "use it with fairseq-generate")
     if cfg.task.int8:
-        raise ConfigurationError(
-            "--int8", None, "is for one decoder", "choose its rows with {--decoders} 'greedy int8,gad int8'"
-        )
+        problem = "is for one decoder"
+        raise ConfigurationError("--int8", None, problem, "choose its rows with {--decoders} 'greedy int8,gad int8'")
     decoder = "beam" if cfg.task.drafter_path is None else "gad"
     set_options(cfg.task, decoding_method=decoder, preset="none", top_beta=1, tau=0.0)
 
@@ -146,13 +144,11 @@ def configure(argv: Sequence[str]) -> Setting:
 def _check_replay(args: argparse.Namespace) -> None:
     lengths = args.replay_lengths
     if args.replay_tokens is not None and args.replay is None:
-        raise ConfigurationError(
-            "--replay-tokens", f"{args.replay_tokens:g}", "is for random weights", "add {--replay SHAPE}"
-        )
+        problem = "is for random weights"
+        raise ConfigurationError("--replay-tokens", f"{args.replay_tokens:g}", problem, "add {--replay SHAPE}")
     if args.replay_tokens is not None and not args.replay_tokens > 1:
-        raise ConfigurationError(
-            "--replay-tokens", f"{args.replay_tokens:g}", "an iteration emits more than 1", "give more"
-        )
+        problem = "an iteration emits more than 1"
+        raise ConfigurationError("--replay-tokens", f"{args.replay_tokens:g}", problem, "give more")
     if args.replay_vocabulary < replay.MIN_VOCABULARY:
         raise ConfigurationError(
             "--replay-vocabulary", args.replay_vocabulary, remedy=f"give at least {replay.MIN_VOCABULARY}"

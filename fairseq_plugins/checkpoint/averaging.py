@@ -63,9 +63,8 @@ def average(files: Sequence[Path]) -> dict[str, Any]:
         weights = state["model"]
         shapes = {name: value.shape for name, value in weights.items()}
         if total and shapes != {name: value.shape for name, value in total.items()}:
-            raise ConfigurationError(
-                None, file, f"its weights differ in name or shape from {files[0]}'s", "give one model's"
-            )
+            problem = f"its weights differ in name or shape from {files[0]}'s"
+            raise ConfigurationError(None, file, problem, "give one model's")
         for name, value in weights.items():
             if value.is_floating_point() and name in total:
                 total[name] += value.double()

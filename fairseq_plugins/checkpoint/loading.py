@@ -51,9 +51,8 @@ def read_state(path: str, option: str | None, overrides: dict[str, Any] | None =
         ConfigurationError: for a missing or truncated file.
     """
     if not os.path.exists(path):
-        raise ConfigurationError(
-            option, path, "no such file", f"give the checkpoint that fairseq-train wrote{nearest_checkpoint(path)}"
-        )
+        remedy = f"give the checkpoint that fairseq-train wrote{nearest_checkpoint(path)}"
+        raise ConfigurationError(option, path, "no such file", remedy)
     try:
         state = (
             _mapped_state(path, overrides)

@@ -76,6 +76,5 @@ def check_decodes(folder: Path, source: Path, symbols: Sequence[str]) -> None:
         problem = f"its files do not fit each other: converted, it cannot be loaded or decode ({reason})"
         raise ConfigurationError(None, source, problem, "copy the model again") from error
     if not all(bool(torch.isfinite(hypothesis["positional_scores"]).all()) for hypothesis in hypotheses[0]):
-        raise ConfigurationError(
-            None, source, "its weights have values that are NaN or infinite", "copy the model again"
-        )
+        remedy = "copy the model again"
+        raise ConfigurationError(None, source, "its weights have values that are NaN or infinite", remedy)

@@ -49,9 +49,8 @@ def run(argv: Sequence[str]) -> None:
     if os.path.lexists(target):
         raise ConfigurationError(None, target, "exists already", "give another folder")
     if args.ignore and not is_hugging_face(source):
-        raise ConfigurationError(
-            "--ignore", args.ignore[0], f"{source} has no settings of Hugging Face", "leave it out"
-        )
+        problem = f"{source} has no settings of Hugging Face"
+        raise ConfigurationError("--ignore", args.ignore[0], problem, "leave it out")
     if not args.int8:
         convert(source, target, args.ignore)
     elif is_hugging_face(source):

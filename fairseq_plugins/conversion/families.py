@@ -87,14 +87,12 @@ class Config:
         try:
             checked(self.values, _Values)
         except ValueError as error:
-            raise ConfigurationError(
-                None, self.file, str(error), "give the config.json that save_pretrained wrote"
-            ) from error
+            remedy = "give the config.json that save_pretrained wrote"
+            raise ConfigurationError(None, self.file, str(error), remedy) from error
         if self["model_type"] not in FAMILIES:
             known = ", ".join(FAMILIES)
-            raise ConfigurationError(
-                None, self.file, f"model_type {self['model_type']!r} is not converted", f"those are {known}"
-            )
+            problem = f"model_type {self['model_type']!r} is not converted"
+            raise ConfigurationError(None, self.file, problem, f"those are {known}")
         self.family = FAMILIES[self["model_type"]]
         self._check()
 

@@ -92,9 +92,8 @@ class Vocabulary:
                 raise ConfigurationError(None, folder, f"its vocabulary has no {name}{with_id}", "copy the model again")
         size = config["vocab_size"]
         if max(names) >= size:
-            raise ConfigurationError(
-                None, folder, f"its vocabulary has ids up to {max(names)}, and vocab_size is {size}"
-            )
+            problem = f"its vocabulary has ids up to {max(names)}, and vocab_size is {size}"
+            raise ConfigurationError(None, folder, problem)
         special = [ids.get(name) for name in SPECIAL]
         self.order = [*special, *(number for number in range(size) if number not in special)]
         # fairseq's dictionary of BART has numbers of byte-level subwords as symbols.

@@ -63,9 +63,8 @@ def fairseq_weights(weights: dict[str, Tensor], config: Config, order: Sequence[
         if ".layers." in name or ".layer_norm." in name or ".layernorm_embedding." in name:
             converted[name.removeprefix("model.")] = value
         elif name not in (*_EMBEDDINGS, "lm_head.weight", "final_logits_bias") and ".embed_positions." not in name:
-            raise ConfigurationError(
-                None, config.file.parent, f"unknown tensor {name}", "this architecture is not converted"
-            )
+            problem = f"unknown tensor {name}"
+            raise ConfigurationError(None, config.file.parent, problem, "this architecture is not converted")
     own = _embedding(weights, config)
     table = _in_order(own, order, 0.0)
     converted["encoder.embed_tokens.weight"] = converted["decoder.output_projection.weight"] = table
@@ -73,18 +72,16 @@ def fairseq_weights(weights: dict[str, Tensor], config: Config, order: Sequence[
     if config.is_untied:
         start = config["decoder_start_token_id"]
         if start >= len(own):
-            raise ConfigurationError(
-                None, config.file, f"decoder_start_token_id {start} is no token", "copy the model again"
-            )
+            problem = f"decoder_start_token_id {start} is no token"
+            raise ConfigurationError(None, config.file, problem, "copy the model again")
         # fairseq's decoder reads `</s>` as first token only, so it can have the embedding of the model's start token.
         converted["decoder.embed_tokens.weight"] = table.clone()
         converted["decoder.embed_tokens.weight"][2] = own[start]
     # A bias of zeros is left out where it changes nothing: transformers never trains it.
     bias = weights.get("final_logits_bias", torch.zeros(1, len(own)))
     if bias.numel() != len(own):
-        raise ConfigurationError(
-            None, config.file.parent, "its final_logits_bias has not vocab_size numbers", "copy it again"
-        )
+        problem = "its final_logits_bias has not vocab_size numbers"
+        raise ConfigurationError(None, config.file.parent, problem, "copy it again")
     if config.needs_bias or None in order or bool(bias.any()):
         converted["decoder.output_projection.bias"] = _in_order(bias.reshape(-1), order, _NEVER)
     for side in ("encoder", "decoder"):
@@ -100,9 +97,8 @@ def _embedding(weights: dict[str, Tensor], config: Config) -> Tensor:
     if not tables:
         raise ConfigurationError(None, config.file.parent, f"has no tensor {_EMBEDDINGS[0]}", "copy the model again")
     if any(not torch.equal(tables[0], table) for table in tables[1:]):
-        raise ConfigurationError(
-            None, config.file.parent, "embeddings of encoder, decoder and output differ", "not converted"
-        )
+        problem = "embeddings of encoder, decoder and output differ"
+        raise ConfigurationError(None, config.file.parent, problem, "not converted")
     if tables[0].dim() != 2 or len(tables[0]) != config["vocab_size"]:
         raise ConfigurationError(None, config.file, f"vocab_size is not {len(tables[0])}, the rows of the embedding")
     return tables[0]

@@ -92,15 +92,13 @@ class JacobiConsistency(FairseqCriterion):
                 DistributedDataParallel, which does not see calls of encoder and decoder.
         """
         if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
-            raise ConfigurationError(
-                "--criterion", "jacobi_consistency", "with several workers", "give {--ddp-backend legacy_ddp}"
-            )
+            problem = "with several workers"
+            raise ConfigurationError("--criterion", "jacobi_consistency", problem, "give {--ddp-backend legacy_ddp}")
         net_input, target = sample["net_input"], sample["target"]
         network = unwrap(model)
         if not isinstance(network, TransformerModelBase) or isinstance(network, BlockNat):
-            raise ConfigurationError(
-                "--criterion", "jacobi_consistency", "trains a verifier", "give {--arch transformer} or similar"
-            )
+            remedy = "give {--arch transformer} or similar"
+            raise ConfigurationError("--criterion", "jacobi_consistency", "trains a verifier", remedy)
         source, previous = net_input["src_tokens"], net_input["prev_output_tokens"]
         encoder_out = network.encoder(source, src_lengths=net_input["src_lengths"])
         is_target = target != self.padding_idx

@@ -72,9 +72,8 @@ def _check_int8(models: Sequence[nn.Module]) -> None:
             raise ConfigurationError("--int8", None, problem, "add {--cpu}, or use {--fp16} there")
         if parameter.dtype != torch.float32:
             name = str(parameter.dtype).removeprefix("torch.")
-            raise ConfigurationError(
-                "--int8", None, f"rounds fp32 weights, and this model is in {name}", "leave out {--fp16}"
-            )
+            remedy = "leave out {--fp16}"
+            raise ConfigurationError("--int8", None, f"rounds fp32 weights, and this model is in {name}", remedy)
 
 
 def check_thresholds(beta: int, tau: float) -> None:

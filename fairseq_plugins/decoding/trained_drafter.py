@@ -40,9 +40,8 @@ class TrainedDrafterOptions(MethodOptions):
 def check_draft_vocabulary(options: TrainedDrafterOptions) -> None:
     """Raise ConfigurationError for a share outside (0, 1]."""
     if options.draft_vocabulary is not None and not 0 < options.draft_vocabulary <= 1:
-        raise ConfigurationError(
-            "--draft-vocabulary", options.draft_vocabulary, "must be in (0, 1], a share of the training targets"
-        )
+        problem = "must be in (0, 1], a share of the training targets"
+        raise ConfigurationError("--draft-vocabulary", options.draft_vocabulary, problem)
 
 
 def check_drafter(context: MethodContext, block_size: int | None, vocabulary_share: float | None = None) -> None:

@@ -81,9 +81,8 @@ def _count(given: int | None, folder: Path, subset: str, default: int) -> int:
     """Return the number of shards: that of --num-shards, of an earlier run, or one for each process."""
     begun = shards.number_of_shards(folder, subset)
     if given is not None and begun is not None and begun != given:
-        raise ConfigurationError(
-            "--num-shards", given, f"{folder} was begun with {begun}", "give that number, or another {--output}"
-        )
+        problem = f"{folder} was begun with {begun}"
+        raise ConfigurationError("--num-shards", given, problem, "give that number, or another {--output}")
     return given or begun or default
 
 

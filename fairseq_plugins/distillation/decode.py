@@ -85,9 +85,8 @@ def source_files(data: str, subset: str, source: str, target: str) -> list[Path]
         files = [Path(data) / f"{subset}.{pair}.{source}.{kind}" for kind in ("idx", "bin")]
         if all(file.is_file() for file in files):
             return [*files, *(Path(data) / f"dict.{language}.txt" for language in (source, target))]
-    raise ConfigurationError(
-        "--gen-subset", subset, f"no such subset in {data}", "name one that fairseq-preprocess wrote there"
-    )
+    problem = f"no such subset in {data}"
+    raise ConfigurationError("--gen-subset", subset, problem, "name one that fairseq-preprocess wrote there")
 
 
 def origin(cfg: DictConfig, subset: str) -> dict[str, Any]:

@@ -59,9 +59,8 @@ def open_task(data: str, source: str | None, target: str | None) -> TranslationT
         cfg.dataset_impl, cfg.required_seq_len_multiple = None, 1
         return TranslationTask.setup_task(cfg)
     except Exception as error:  # fairseq has no one class for missing files
-        raise ConfigurationError(
-            None, data, f"no binarised data ({error})", "give a folder that fairseq-preprocess wrote"
-        ) from error
+        problem = f"no binarised data ({error})"
+        raise ConfigurationError(None, data, problem, "give a folder that fairseq-preprocess wrote") from error
 
 
 def read_all(folder: Path, subset: str, data: str, count: int) -> tuple[dict[str, Any], list[Sentence]]:
@@ -71,9 +70,8 @@ def read_all(folder: Path, subset: str, data: str, count: int) -> tuple[dict[str
     """
     number = shards.number_of_shards(folder, subset)
     if number is None:
-        raise ConfigurationError(
-            "--shards", folder, f"has no shards of {subset}", "run `spec-dec-distill decode` first"
-        )
+        problem = f"has no shards of {subset}"
+        raise ConfigurationError("--shards", folder, problem, "run `spec-dec-distill decode` first")
     origins: list[dict[str, Any]] = []
     sentences: list[shards.Sentence] = []
     for shard in range(number):
@@ -86,9 +84,8 @@ def read_all(folder: Path, subset: str, data: str, count: int) -> tuple[dict[str
         origins.append(header)
         sentences += in_shard
     if origins[0]["data"] != data:
-        raise ConfigurationError(
-            "--shards", folder, "made from other data or dictionaries", "give the folder that was decoded"
-        )
+        problem = "made from other data or dictionaries"
+        raise ConfigurationError("--shards", folder, problem, "give the folder that was decoded")
     return origins[0], shards.in_order(sentences, count, folder)
 
 

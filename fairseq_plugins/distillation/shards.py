@@ -58,9 +58,8 @@ def number_of_shards(folder: Path, subset: str) -> int | None:
     by_count = shard_files(folder, subset)
     if len(by_count) > 1:
         names = ", ".join(files[0].name for files in by_count.values())
-        raise ConfigurationError(
-            None, folder, f"has shards of different divisions ({names})", "remove all but those of one"
-        )
+        problem = f"has shards of different divisions ({names})"
+        raise ConfigurationError(None, folder, problem, "remove all but those of one")
     return next(iter(by_count), None)
 
 
@@ -130,9 +129,8 @@ class ShardWriter:
         header, sentences, end = _parse(content)
         first = json.dumps(made_from, ensure_ascii=False, sort_keys=True).encode() + b"\n"
         if header is None and not first.startswith(content):
-            raise ConfigurationError(
-                None, self._partial, "was not written by spec-dec-distill", "rename it or choose another {--output}"
-            )
+            remedy = "rename it or choose another {--output}"
+            raise ConfigurationError(None, self._partial, "was not written by spec-dec-distill", remedy)
         if header is not None and header != made_from:
             problem = f"was begun with other {differences(made_from, header)}"
             raise ConfigurationError(None, self._partial, problem, "remove it or choose another {--output}")

@@ -64,9 +64,8 @@ def load(args: argparse.Namespace) -> Sample:
 def _reference(file: str, hypotheses: Text) -> list[str]:
     text = read_text(file, "--references")
     if text.generated and not text.references:
-        raise ConfigurationError(
-            "--references", file, "generate output without T- lines", "give the references as text"
-        )
+        problem = "generate output without T- lines"
+        raise ConfigurationError("--references", file, problem, "give the references as text")
     return aligned(text, text.references if text.generated else text.hypotheses, hypotheses, "--references")
 
 

@@ -13,9 +13,8 @@ def rouge(sample: Sample) -> list[Score]:
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
-        raise ConfigurationError(
-            "--metrics", "rouge", "rouge-score is not installed", "pip install rouge-score"
-        ) from error
+        problem = "rouge-score is not installed"
+        raise ConfigurationError("--metrics", "rouge", problem, "pip install rouge-score") from error
     settings = sample.settings
 
     def prepared(lines: Sequence[str]) -> list[str]:

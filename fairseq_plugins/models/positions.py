@@ -26,6 +26,5 @@ def position_table(model: TransformerDecoderBase | TransformerEncoderBase, count
         if table is None or table.size(0) < first + count:
             table = embed.get_embedding(first + count, embed.embedding_dim, embed.padding_idx)
         return table[first : first + count].to(device=like.device, dtype=like.dtype)
-    raise ConfigurationError(
-        None, None, f"position embedding {type(embed).__name__} is not supported", "use {--decoder beam}"
-    )
+    problem = f"position embedding {type(embed).__name__} is not supported"
+    raise ConfigurationError(None, None, problem, "use {--decoder beam}")

@@ -73,9 +73,8 @@ def fit_to_verifier(args: Namespace, verifier: FairseqEncoderDecoderModel) -> No
     if reason is not None:
         raise ConfigurationError("--drafter-context", "features", f"the verifier cannot be used for drafting: {reason}")
     if args.drafter_attention == "full":
-        raise ConfigurationError(
-            "--drafter-attention", "full", "a drafter with {--drafter-context features} runs no prefix", "leave it out"
-        )
+        problem = "a drafter with {--drafter-context features} runs no prefix"
+        raise ConfigurationError("--drafter-attention", "full", problem, "leave it out")
     args.encoder_embed_dim = verifier.encoder.layers[0].embed_dim
     args.decoder_embed_dim = decoder.embed_dim
     args.decoder_input_dim = decoder.embed_tokens.embedding_dim

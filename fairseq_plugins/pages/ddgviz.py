@@ -108,9 +108,8 @@ def check(cfg: DictConfig, numbers: Sequence[int], dataset: Any, usable: Collect
         raise ConfigurationError("--sentences", outside[0], problem, f"give numbers from 0 to {size - 1}")
     too_long = sorted(set(numbers) - set(usable))
     if too_long:
-        raise ConfigurationError(
-            "--sentences", too_long[0], "longer than the model's positions", "choose another sentence"
-        )
+        remedy = "choose another sentence"
+        raise ConfigurationError("--sentences", too_long[0], "longer than the model's positions", remedy)
 
 
 def load(cfg: DictConfig) -> Session:

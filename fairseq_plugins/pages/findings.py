@@ -26,9 +26,8 @@ def speed_ups(run: Run, baseline: Run | None) -> dict[int, float]:
         return {number: sentence.tokens / sentence.iterations for number, sentence in run.sentences.items()}
     common = run.sentences.keys() & baseline.sentences.keys()
     if not common:
-        raise ConfigurationError(
-            "--baseline", baseline.file, f"has no sentence number in common with {run.file}", "decode the same subset"
-        )
+        problem = f"has no sentence number in common with {run.file}"
+        raise ConfigurationError("--baseline", baseline.file, problem, "decode the same subset")
     return {
         number: baseline.sentences[number].seconds / max(run.sentences[number].seconds, 1e-9)
         for number in sorted(common)

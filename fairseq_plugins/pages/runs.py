@@ -70,13 +70,11 @@ def read_stats(file: str) -> dict[int, SentenceStats]:
             sentence = _sentence(load_json(line))
         except (ValueError, TypeError, KeyError) as error:
             reason = f"no field {error}" if isinstance(error, KeyError) else error
-            raise ConfigurationError(
-                None, f"{file}, line {number}", f"not of {{--stats-file}} ({reason})", f"{REMEDY}"
-            ) from error
+            problem = f"not of {{--stats-file}} ({reason})"
+            raise ConfigurationError(None, f"{file}, line {number}", problem, f"{REMEDY}") from error
         if sentence.id in sentences:
-            raise ConfigurationError(
-                None, f"{file}, line {number}", f"sentence {sentence.id} for the second time", "give one run per file"
-            )
+            problem = f"sentence {sentence.id} for the second time"
+            raise ConfigurationError(None, f"{file}, line {number}", problem, "give one run per file")
         sentences[sentence.id] = sentence
     return sentences
 
@@ -106,9 +104,8 @@ def load_runs(
     """
     for option, given in (("--labels", labels), ("--hypotheses", hypotheses), ("--traces", traces)):
         if given is not None and len(given) != len(files):
-            raise ConfigurationError(
-                option, None, f"{len(given)} given for {len(files)} stats files", "give one for each"
-            )
+            problem = f"{len(given)} given for {len(files)} stats files"
+            raise ConfigurationError(option, None, problem, "give one for each")
     names = list(labels) if labels is not None else names_of(files)
     twice = [name for name in names if names.count(name) > 1]
     if twice:

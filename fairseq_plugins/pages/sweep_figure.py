@@ -16,9 +16,8 @@ def read_sweep(file: str) -> dict[str, Any]:
         if "bleu" not in sweep["cells"][0].keys() & sweep["baselines"]["greedy"].keys():
             raise KeyError("bleu")
     except OSError as error:
-        raise ConfigurationError(
-            "--sweep", file, f"{error.strerror}", "give the sweep.json of spec-dec-sweep"
-        ) from error
+        problem = f"{error.strerror}"
+        raise ConfigurationError("--sweep", file, problem, "give the sweep.json of spec-dec-sweep") from error
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise ConfigurationError("--sweep", file, "not written by spec-dec-sweep", "give its sweep.json") from error
     return sweep

@@ -109,9 +109,8 @@ def run(argv: Sequence[str]) -> None:
     try:
         from fairseq_plugins.serving.process import Process
     except ImportError as error:
-        raise ConfigurationError(
-            error.name, None, "is not installed", "pip install 'fairseq-spec-dec[serve]'"
-        ) from error
+        problem = "is not installed"
+        raise ConfigurationError(error.name, None, problem, "pip install 'fairseq-spec-dec[serve]'") from error
     from fairseq_plugins.serving.settings import Settings
 
     keys = args.api_key or os.environ.get(KEY_VARIABLE, "").split()

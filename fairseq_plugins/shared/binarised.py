@@ -24,9 +24,8 @@ def check_binarised(data: str, subset: str) -> None:
         for index in sorted(Path(folder).glob(f"{subset}.*.idx")):
             bad = _bad_file(index)
             if bad is not None:
-                raise ConfigurationError(
-                    None, bad, "cut off, or not a file of fairseq-preprocess", "copy it again or binarise the data anew"
-                )
+                problem = "cut off, or not a file of fairseq-preprocess"
+                raise ConfigurationError(None, bad, problem, "copy it again or binarise the data anew")
 
 
 def _bad_file(index: Path) -> Path | None:

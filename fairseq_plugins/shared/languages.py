@@ -17,16 +17,14 @@ def find_languages(folder: Path, given: tuple[str | None, str | None] = (None, N
     """
     known = sorted(file.name.split(".")[1] for file in folder.glob("dict.*.txt"))
     if not known:
-        raise ConfigurationError(
-            None, folder, "has no dictionaries", "give a folder with dict.LANGUAGE.txt of both languages"
-        )
+        remedy = "give a folder with dict.LANGUAGE.txt of both languages"
+        raise ConfigurationError(None, folder, "has no dictionaries", remedy)
     source, target = given
     if source is not None or target is not None:
         for language in (source, target):
             if language is not None and language not in known:
-                raise ConfigurationError(
-                    None, folder, f"has no dict.{language}.txt", f"it has those of {', '.join(known)}"
-                )
+                remedy = f"it has those of {', '.join(known)}"
+                raise ConfigurationError(None, folder, f"has no dict.{language}.txt", remedy)
         others = [language for language in known if language not in given]
         if source is not None and target is not None:
             return source, target

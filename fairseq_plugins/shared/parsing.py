@@ -140,7 +140,6 @@ def check_paths(cfg: DictConfig, blockwise_path: str | None = None) -> None:
             if Path(path).is_dir():
                 raise ConfigurationError(option, path, "is a folder", f"give a checkpoint{nearest}")
             if not Path(path).is_file():
-                raise ConfigurationError(
-                    option, path, "no such file", f"give a checkpoint of fairseq-train{nearest_checkpoint(path)}"
-                )
+                remedy = f"give a checkpoint of fairseq-train{nearest_checkpoint(path)}"
+                raise ConfigurationError(option, path, "no such file", remedy)
     check_sums([Path(path) for paths in checkpoints.values() for path in paths], Path(str(cfg.task.data)))

@@ -92,9 +92,8 @@ class TrainsDrafters(DecodesWithDrafts):
             check_task(cfg, self, "--verifier-path")
             verifier = build_model(state, cfg, self._options.verifier_path, self, "--verifier-path")
             if isinstance(verifier, BlockNat):
-                raise ConfigurationError(
-                    "--verifier-path", self._options.verifier_path, "is a drafter", "give an autoregressive model"
-                )
+                remedy = "give an autoregressive model"
+                raise ConfigurationError("--verifier-path", self._options.verifier_path, "is a drafter", remedy)
             self._verifier = verifier.requires_grad_(False)
         return self._verifier
 

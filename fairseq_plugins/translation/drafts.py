@@ -28,9 +28,8 @@ def draft_sources(args: argparse.Namespace) -> "DraftSources | None":
         return None
     if args.decoder not in (None, "reuse"):
         option = "--memory" if args.drafts is None else "--drafts"
-        raise ConfigurationError(
-            option, None, f"is for {{--decoder reuse}}, not {args.decoder}", "leave one of them out"
-        )
+        problem = f"is for {{--decoder reuse}}, not {args.decoder}"
+        raise ConfigurationError(option, None, problem, "leave one of them out")
     if args.drafts is not None and args.input is None:
         raise ConfigurationError("--drafts", None, "have a line for each line of a file", "give {--input}")
     return DraftSources(args.drafts or [], args.input, args.memory, args.memory_add)

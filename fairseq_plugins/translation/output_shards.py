@@ -137,9 +137,8 @@ class OutputShards:
             before = load_json(file.read_text(encoding="utf-8"))
             count = int(before["parts"])
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigurationError(
-                _OPTION, self.output.path, f"{file} is broken", f"remove {self._folder}, or give another file"
-            ) from error
+            remedy = f"remove {self._folder}, or give another file"
+            raise ConfigurationError(_OPTION, self.output.path, f"{file} is broken", remedy) from error
         changed = [name for name in {**made_from, **before} if made_from.get(name) != before.get(name)]
         changed = [name for name in changed if name != "parts"]
         if changed:

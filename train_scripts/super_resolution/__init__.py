@@ -95,9 +95,8 @@ def _set_values(embeddings: Tensor, dictionary: Dictionary, half: int, unscaled:
     """Give similar intensities similar embeddings: waves in the first half of the width, zeros in the other."""
     numbers = [(index, int(symbol)) for index, symbol in enumerate(dictionary.symbols) if symbol.isdecimal()]
     if not numbers:
-        raise ConfigurationError(
-            "--arch", "image_transformer", "the dictionary has no numbers", "give a corpus of images"
-        )
+        problem = "the dictionary has no numbers"
+        raise ConfigurationError("--arch", "image_transformer", problem, "give a corpus of images")
     indices, values = (torch.tensor(column) for column in zip(*numbers, strict=True))
     features = waves(values.float(), 1024, 16, half // 2)
     # fairseq scales embeddings by the square root of their width.

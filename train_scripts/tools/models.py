@@ -39,9 +39,8 @@ def keep_decoder_layers(source: Path, target: Path, *, layers: str) -> None:
             seen_layers.add(int(number))
             kept[f"decoder.layers.{selected.index(int(number))}.{parameter}"] = value
     if missing := sorted(set(selected) - seen_layers):
-        raise ConfigurationError(
-            None, source, f"its decoder has no layer {missing[0]}", "choose others, counted from 0"
-        )
+        problem = f"its decoder has no layer {missing[0]}"
+        raise ConfigurationError(None, source, problem, "choose others, counted from 0")
     write_checkpoint(target, {**state, "model": kept}, "target")
 
 
@@ -64,9 +63,8 @@ def split_verifier(tuned: Path, before: Path, verifier: Path, drafter: Path) -> 
     for name, value in old["model"].items():
         parts[name] = weights.get(f"verifier_{name}" if name.startswith("decoder.") else name)
         if parts[name] is None or parts[name].shape != value.shape:
-            raise ConfigurationError(
-                None, before, f"its {name} does not fit {tuned}", "give the verifier that this training started from"
-            )
+            problem = f"its {name} does not fit {tuned}"
+            raise ConfigurationError(None, before, problem, "give the verifier that this training started from")
     own = {name: value for name, value in weights.items() if not name.startswith(OF_VERIFIER)}
     own["decoder.verifier_fingerprint"] = state_fingerprint(parts)
     both["cfg"]["model"].tune_verifier = False

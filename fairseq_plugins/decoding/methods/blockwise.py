@@ -51,13 +51,11 @@ class BlockwiseOptions(MethodOptions):
 def _check(options: BlockwiseOptions) -> None:
     check_thresholds(options.top_beta, options.tau)
     if options.accept_distance is not None and not options.accept_distance >= 0:
-        raise ConfigurationError(
-            "--accept-distance", options.accept_distance, "a difference of numbers", "give 0 or more"
-        )
+        problem = "a difference of numbers"
+        raise ConfigurationError("--accept-distance", options.accept_distance, problem, "give 0 or more")
     if options.accept_distance is not None and options.top_beta > 1:
-        raise ConfigurationError(
-            "--accept-distance", None, "and {--top-beta} are two ways to accept more", "give one of them"
-        )
+        problem = "and {--top-beta} are two ways to accept more"
+        raise ConfigurationError("--accept-distance", None, problem, "give one of them")
     if options.min_block < 1 or (options.block_size is not None and options.min_block > options.block_size):
         limit = "" if options.block_size is None else f", and at most the block size ({options.block_size})"
         raise ConfigurationError("--min-block", options.min_block, remedy=f"give at least 1{limit}")

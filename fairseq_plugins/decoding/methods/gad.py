@@ -66,9 +66,8 @@ def _check_relaxed(options: RelaxedOptions) -> None:
     check_thresholds(options.top_beta, options.tau)
     relaxed = options.top_beta != 1 or options.tau != 0
     if options.preset != "none" and relaxed:
-        raise ConfigurationError(
-            "--preset", options.preset, "sets {--top-beta} and {--tau}", "give either the preset or these"
-        )
+        problem = "sets {--top-beta} and {--tau}"
+        raise ConfigurationError("--preset", options.preset, problem, "give either the preset or these")
     if options.preset == "none" and not relaxed:
         remedy = "add {--preset high-quality}, {--preset high-efficiency}, or {--top-beta} and {--tau}"
         raise ConfigurationError("--decoder", "gad++", "accepts no more than gad without its settings", remedy)

@@ -39,9 +39,8 @@ def drafts_of(sample: Mapping[str, Any], target: Dictionary) -> list[list[list[i
         for draft in found[-1]:
             for token in draft:
                 if not 0 <= token < len(target):
-                    raise ConfigurationError(
-                        "--drafts", None, f"token {token} is not in the dictionary of {len(target)} symbols"
-                    )
+                    problem = f"token {token} is not in the dictionary of {len(target)} symbols"
+                    raise ConfigurationError("--drafts", None, problem)
     return found
 
 

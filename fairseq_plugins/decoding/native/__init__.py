@@ -29,8 +29,7 @@ def kernels() -> ModuleType:
     if requested:
         runnable = module.runnable_instruction_sets()
         if requested not in runnable:
-            raise ConfigurationError(
-                "SPEC_DEC_ISA", requested, f"this processor runs {', '.join(runnable)}", "name one of these"
-            )
+            problem = f"this processor runs {', '.join(runnable)}"
+            raise ConfigurationError("SPEC_DEC_ISA", requested, problem, "name one of these")
         module.use_instruction_set(requested)
     return module

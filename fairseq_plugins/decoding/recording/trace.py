@@ -182,6 +182,5 @@ def _unreadable(path: str, line: int, what: str, error: Exception | None = None)
     reason = ""
     if error is not None:
         reason = f" (no {error})" if isinstance(error, KeyError) else f" ({error})"
-    return ConfigurationError(
-        None, f"{path}, line {line}", f"{what}{reason}", f"copy it again or decode again with {{{OPTION}}}"
-    )
+    problem = f"{what}{reason}"
+    return ConfigurationError(None, f"{path}, line {line}", problem, f"copy it again or decode again with {{{OPTION}}}")

@@ -54,9 +54,8 @@ def align(
     def mean(of_models: Iterable[dict[str, Any] | None]) -> Tensor:
         weights = [((extra or {}).get("attn") or [None])[0] for extra in of_models]
         if any(of_model is None for of_model in weights):
-            raise ConfigurationError(
-                "--print-alignment", None, "the model has no attention to the source", "leave it out"
-            )
+            problem = "the model has no attention to the source"
+            raise ConfigurationError("--print-alignment", None, problem, "leave it out")
         return torch.stack([of_model.float() for of_model in weights if of_model is not None]).mean(0)
 
     def shown(model: FairseqEncoderDecoderModel) -> Any:

@@ -76,9 +76,8 @@ class TorchBackend:
 
     def _batch(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> Batch:
         if constraints.prefix is not None and self.active_sentences:
-            raise ConfigurationError(
-                "--active-sentences", None, "is not supported with {--prefix-size}", "leave one of them out"
-            )
+            problem = "is not supported with {--prefix-size}"
+            raise ConfigurationError("--active-sentences", None, problem, "leave one of them out")
         device = sample["net_input"]["src_tokens"].device
         delays_removal = self.method.verifier.engine.has_graphs(device)
         strategy = getattr(self.method.verifier, "strategy", None)
@@ -86,9 +85,8 @@ class TorchBackend:
             # fairseq's search objects need the sentences of a batch in step.
             delays_removal = False
             if self.active_sentences:
-                raise ConfigurationError(
-                    "--active-sentences", None, f"is not supported with {{{strategy.option}}}", "leave one out"
-                )
+                problem = f"is not supported with {{{strategy.option}}}"
+                raise ConfigurationError("--active-sentences", None, problem, "leave one out")
         return Batch(sample, constraints, first_token, self.active_sentences, self.beam, delays_removal)
 
     def _loop(self, batch: Batch) -> Iterator[Advance | BeamAdvance]:
@@ -117,9 +115,8 @@ class TorchBackend:
         # Beam search forces one token per step, as fairseq does.
         prefix = None if self.beam else batch.state.constraints.given_prefix()
         if prefix is not None and isinstance(self.method.verifier, DrafterIsVerifier):
-            raise ConfigurationError(
-                "--prefix-size", None, "is not supported where no verifier runs", "use {--decoder gad}"
-            )
+            problem = "is not supported where no verifier runs"
+            raise ConfigurationError("--prefix-size", None, problem, "use {--decoder gad}")
         return None if prefix is None else Draft(*prefix)
 
     @staticmethod

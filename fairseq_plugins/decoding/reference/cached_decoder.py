@@ -57,9 +57,8 @@ class CachedDecoder:
     ) -> None:
         reason = unsupported_reason(decoder)
         if reason is not None:
-            raise ConfigurationError(
-                None, None, f"this model cannot be decoded by drafting: {reason}", "use {--decoder beam}"
-            )
+            problem = f"this model cannot be decoded by drafting: {reason}"
+            raise ConfigurationError(None, None, problem, "use {--decoder beam}")
         self.decoder = decoder
         self.engine = engine
         self.beam = beam

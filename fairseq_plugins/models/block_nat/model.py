@@ -176,9 +176,8 @@ class BlockNat(TransformerModel):
         if self.reads_features:
             features, last = self._verifier_states(blocks.tokens[:, : blocks.prefix_width], encoder_out)
         elif soft_targets:
-            raise ConfigurationError(
-                "--soft-targets", None, "needs the verifier's states", "add {--drafter-context features}"
-            )
+            problem = "needs the verifier's states"
+            raise ConfigurationError("--soft-targets", None, problem, "add {--drafter-context features}")
         pad = self.decoder.padding_idx
         if self.training:
             self.decoder.target_counts.index_add_(0, blocks.targets.flatten(), (blocks.targets != pad).flatten().long())

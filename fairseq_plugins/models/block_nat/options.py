@@ -118,13 +118,11 @@ def check_options(args: Namespace) -> None:
         if value < 0:
             raise ConfigurationError(f"--transition-{option}", value, remedy="give 0 (none) or more")
     if args.transition_state and not args.transition_rank:
-        raise ConfigurationError(
-            "--transition-state", args.transition_state, "goes into transition scores", "add {--transition-rank 32}"
-        )
+        problem = "goes into transition scores"
+        raise ConfigurationError("--transition-state", args.transition_state, problem, "add {--transition-rank 32}")
     if args.tune_verifier and args.drafter_context != "features":
-        raise ConfigurationError(
-            "--tune-verifier", None, "is for drafters that read its states", "add {--drafter-context features}"
-        )
+        problem = "is for drafters that read its states"
+        raise ConfigurationError("--tune-verifier", None, problem, "add {--drafter-context features}")
     if not 0 <= args.transition_dropout < 1:
         raise ConfigurationError("--transition-dropout", args.transition_dropout, remedy="give 0 to less than 1")
 
