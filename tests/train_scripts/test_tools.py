@@ -16,7 +16,7 @@ import torch
 from fairseq_plugins.errors import ConfigurationError
 from tests.command_server import REPOSITORY
 from tests.conftest import TRAINING, Corpus
-from tests.errors import refused
+from tests.errors import error_about, refused
 from tests.support import run_in_process
 from tests.test_command_line import hypotheses
 from train_scripts.tools import drafter_table, model_card, models
@@ -82,9 +82,7 @@ def test_example_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [-1, 0, 501])
 def test_sizes_beyond_the_example_text_are_refused(tmp_path: Path, size: int) -> None:
-    with pytest.raises(
-        ConfigurationError, match=f"^--test {size}: must be from 1 to 500, the pairs in examples/cldr.en-de$"
-    ):
+    with error_about("--test", f"^--test {size}: must be from 1 to 500, the pairs in examples/cldr.en-de$"):
         run("example-text", tmp_path, "--train", 1, "--valid", 1, "--test", size)
 
 
