@@ -79,6 +79,7 @@ class Batch:
         # Of each hypothesis, one after the other.
         columns = max(sizes.beam, 1) * sizes.columns
         self.tokens, self.log_probs = zeros(places, columns), zeros(places, columns, dtype=torch.float32)
+        # `active` is 0 for an idle place, else how many rows of its sentence are needed.
         self.lengths, self.active, self.emitted, self.last_row = (zeros(places) for _ in range(4))
         self.draft, self.num_drafted = zeros(places, max(sizes.drafted, 1)), zeros(places)
         self.status = zeros(places, STATUS)

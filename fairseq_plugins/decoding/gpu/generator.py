@@ -22,6 +22,7 @@ from fairseq_plugins.decoding.gpu.beam_search import BeamSearch, EosForbidden
 from fairseq_plugins.decoding.gpu.drafter import Drafter
 from fairseq_plugins.decoding.gpu.graphs import Replayed
 from fairseq_plugins.decoding.gpu.kernels.hypotheses import EOS_IS_FORBIDDEN
+from fairseq_plugins.decoding.gpu.kernels.layers import ALL_ROWS
 from fairseq_plugins.decoding.gpu.policy import Policy
 from fairseq_plugins.decoding.gpu.search import GreedySearch, packed
 from fairseq_plugins.decoding.gpu.weights import Linear, Transformer
@@ -245,7 +246,7 @@ class Generator:
         times = []
         for _ in range(5):
             batch.lengths[:places] = min(8, self.max_len)
-            batch.active[:places] = 1
+            batch.active[:places] = ALL_ROWS.value
             began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             began.record()
             replay()

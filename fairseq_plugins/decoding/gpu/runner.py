@@ -131,7 +131,7 @@ class Step:
     Attributes:
         rows: number of rows, `per_sentence` for each sentence.
         per_sentence: rows of a sentence, the tokens of its step.
-        active: [rows / per_sentence], whether a sentence is decoded.
+        active: [rows / per_sentence], how many rows of a sentence are needed; 0 where none is decoded.
         slots: [rows], the slot of each row's key and value.
         bases: [rows / per_sentence], each sentence's first slot.
         last_visible: [rows], the last slot that each row reads, counted from its base.
@@ -139,6 +139,7 @@ class Step:
         source_bases, source_ends: [rows / per_sentence], first slot and last of the source; None in an encoder.
         ancestors: [places, 2, beam, columns] in beam search; rows are hypotheses, and a position has a slot of each.
         parts: of attention to outputs, and to sources.
+        active_at_first: `active` for the first launch, which reads it before it waits, if the launch before writes it.
     """
 
     rows: int
@@ -152,6 +153,7 @@ class Step:
     source_ends: Tensor | None = None
     ancestors: Tensor | None = None
     parts: tuple[int, int] = (1, 1)
+    active_at_first: Tensor | None = None
 
 
 class Runner:
@@ -267,8 +269,11 @@ class Runner:
         if kind != PLAIN:
             x = self.memory.free(rows, state.x) if kept is None else kept
         query = self.memory.query[: rows * width].view(rows, width)
+        first = step
+        if number == 0 and step.active_at_first is not None:
+            first = replace(step, active=step.active_at_first)
         self.linear(
-            step, state, layer.self_qkv, query, kind, layer.self_norm if kind == PRE_NORM else state.norm, x,
+            first, state, layer.self_qkv, query, kind, layer.self_norm if kind == PRE_NORM else state.norm, x,
             QUERY_KEY_VALUE, cache=cache, width=width, position_table=self.model.positions if adds else None,
         )  # fmt: skip
         parts = self.attend(step, layer, Input(query), query, cache, step.bases, step.last_visible, layer.self_out)

@@ -90,7 +90,7 @@ class EncoderRunner:
         self.most_tiles = most_tiles
         self.x = torch.zeros(most, model.width, dtype=model.embedding.dtype, device=device)
         self.positions = torch.arange(most, device=device, dtype=torch.int32)
-        self.own_slots, self.slots, self.last_visible, self.active = (zeros(most) for _ in range(4))
+        self.own_slots, self.slots, self.last_visible = (zeros(most) for _ in range(3))
         self.cache = torch.zeros(1, most, 2, model.width, dtype=model.embedding.dtype, device=device)
 
     def parts(self, tiles: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -108,14 +108,15 @@ class EncoderRunner:
         rows.source_rows[(count,)](
             tokens, places, begins, sizes, batch.source_bases, model.embedding, none if table is None else table,
             norm.weight if norm else none, norm.bias if norm else none, self.x, self.own_slots, self.slots,
-            self.last_visible, self.active, batch.source, batch.source_lengths, batch.source_ends, batch.tokens,
+            self.last_visible, batch.source, batch.source_lengths, batch.source_ends, batch.tokens,
             batch.limits, batch.lengths, batch.active, batch.emitted, batch.num_drafted, batch.source.stride(0),
             batch.tokens.stride(0), model.width, self.x.stride(0), 0 if table is None else table.size(0), model.scale,
             eps=norm.eps, HAS_TABLE=table is not None, HAS_NORM=bool(norm), WIDTH=padded(model.width),
             PDL=self.runner.pdl, num_warps=4, **self.runner.launch,
         )  # fmt: skip
+        # The host writes the sizes before, and they are 0 where no sentence is.
         step = Step(
-            count, TILE, self.active[:tiles], self.own_slots[:count], begins, self.last_visible[:count],
+            count, TILE, sizes, self.own_slots[:count], begins, self.last_visible[:count],
             self.positions[:count],
         )  # fmt: skip
         # The keys of a layer are read before those of the next are written.
@@ -198,6 +199,7 @@ class GreedySearch(Search):
 
         self.features = zeros(max(len(self.layers_read), 1) * verifier.width)
         self.hidden = zeros(verifier.width)
+        self.needed = torch.zeros_like(self.batch.active)
         self.no_drafts = torch.zeros_like(self.batch.num_drafted)
         self.wide: Tensor | None = None if head is None else zeros(head[0].outputs)
         self.projected: Tensor | None = None if head is None else zeros(head[1].outputs)
@@ -242,15 +244,16 @@ class GreedySearch(Search):
         rows.verified_rows[(count,)](
             batch.tokens, batch.lengths, batch.draft, num_drafted, batch.prefix, batch.limits, batch.bases,
             model.embedding, none if table is None else table, norm.weight if norm else none,
-            norm.bias if norm else none, x, positions, slots, into.only, into.no_eos, into.watched, batch.active,
+            norm.bias if norm else none, x, positions, slots, into.only, into.no_eos, into.watched, self.needed,
+            batch.active,
             batch.tokens.stride(0), batch.draft.stride(0), batch.prefix.stride(0), width + 1, model.width, x.stride(0),
             0 if table is None else table.size(0), model.scale, eps=norm.eps, HAS_TABLE=table is not None,
             HAS_NORM=bool(norm), STEPS=triton.next_power_of_2(width + 1), WIDTH=padded(model.width),
             PDL=self.runner.pdl, num_warps=4, **self.runner.launch,
         )  # fmt: skip
         step = Step(
-            count, width + 1, batch.active[:places], slots, batch.bases, positions, positions, batch.source_bases,
-            batch.source_ends, parts=batch.parts,
+            count, width + 1, self.needed[:places], slots, batch.bases, positions, positions, batch.source_bases,
+            batch.source_ends, parts=batch.parts, active_at_first=batch.active[:places],
         )  # fmt: skip
         state = self.runner.run(step, x, self.cache, self.source_cache, kept)
         hidden = self.hidden[: count * model.width].view(count, model.width)

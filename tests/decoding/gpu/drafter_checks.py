@@ -230,6 +230,19 @@ def widths() -> None:
     torch.testing.assert_close(*(cache[:, : min(sizes)] for cache in caches))
 
 
+def short_drafts() -> None:
+    """Tiles whose rows are all beyond the drafts are not computed."""
+    how, sample = Options("iad", iad_lookup="recent"), make_sample(TASK, [18])
+    with mock.patch.object(gpu_drafter, "LENGTHS", (31,)):
+        model = make_transformer(TASK, 1, **SMALL)
+        backend = GpuBackend(how.spec, how.options, how.context([model], None, TASK), active_sentences=1)
+    generator: Any = backend.generator
+    generator.search.hidden.fill_(torch.nan)
+    backend.decode(sample, Constraints(pad=PAD, unk=UNK, eos=EOS, min_len=3, max_len=3), EOS)
+    rows = generator.search.hidden.view(-1, model.decoder.embed_dim)
+    assert generator.used == [31] and not rows[:16].isnan().any() and rows[16:].isnan().all()
+
+
 def prefixes() -> None:
     """What a prefix forces is drafted; where graphs are too short for it, over several iterations."""
     compare(Options("gs-jacobi", 4), prefix=PREFIX)
@@ -238,7 +251,7 @@ def prefixes() -> None:
 
 CHECKS: dict[str, Callable[[], None]] = {
     check.__name__: check
-    for check in (copies, copying_methods, jacobi, heads, rules, tokens, fallback, widths, prefixes)
+    for check in (copies, copying_methods, jacobi, heads, rules, tokens, fallback, widths, short_drafts, prefixes)
 }
 
 

@@ -129,7 +129,7 @@ def parts() -> None:
     own = runner.Runner(model, rows * 2)
     cache = torch.randn(100, 2, width).half()
     query = torch.randn(rows * 2, width).half()
-    bases, active = torch.tensor([0, 50]), torch.ones(2, dtype=torch.int32)
+    bases, active = torch.tensor([0, 50]), torch.full((2,), rows, dtype=torch.int32)
     last = torch.tensor([14, 15, 16, 2, 3, 49], dtype=torch.int32)
     results = []
     for count in (1, 4):

@@ -49,8 +49,9 @@ class HeadsDrafter(Drafter):
 
     def observe(self, batch: Batch, verified: Verified) -> None:
         """Run the heads on the states from which the last emitted tokens were predicted."""
-        step, runner, dim = verified.step, verified.runner, self.projection.inputs
-        places = step.rows // step.per_sentence
+        runner, dim = verified.runner, self.projection.inputs
+        places = verified.step.rows // verified.step.per_sentence
+        step = replace(verified.step, active=batch.active[:places])
         wide, states = self.wide[:places], self.states[:places]
         runner.linear(
             step, Input(verified.hidden), self.expand, wide, activation=Activation.RELU, read_rows=batch.last_row

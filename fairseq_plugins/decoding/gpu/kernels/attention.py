@@ -68,7 +68,7 @@ def attend(
         first = tl.program_id(2) * PART
     dim = tl.arange(0, HEAD)
     is_dim = dim < head_width
-    is_idle = tl.load(active + sentence) == 0
+    is_idle = tl.load(active + sentence) <= tl.min(offset)
     if CROSS:
         last = tl.load(last_visible + sentence).to(tl.int32)
         is_idle = is_idle | (first > last)
@@ -175,11 +175,11 @@ def join_parts(
 
     Grid: (sentences * tiles of their rows, heads, tiles of outputs).
     """
-    sentence, row, is_row, _ = _rows_of(rows, per_sentence, ROWS)
+    sentence, row, is_row, offset = _rows_of(rows, per_sentence, ROWS)
     head = tl.program_id(1)
     dim = tl.arange(0, HEAD)
     is_dim = dim < head_width
-    if tl.load(active + sentence) == 0:
+    if tl.load(active + sentence) <= tl.min(offset):
         wait(PDL)
         return
     output = tl.program_id(2) * OUTPUTS + tl.arange(0, OUTPUTS)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from fairseq_plugins.decoding.gpu.kernels.layers import wait
+from fairseq_plugins.decoding.gpu.kernels.layers import ALL_ROWS, wait
 
 
 @triton.jit
@@ -63,4 +63,4 @@ def find_undrafted(active, num_drafted, undrafted, PDL: tl.constexpr):
     sentence = tl.program_id(0)
     wait(PDL)
     has_none = (tl.load(active + sentence) > 0) & (tl.load(num_drafted + sentence) == 0)
-    tl.store(undrafted + sentence, has_none.to(tl.int32))
+    tl.store(undrafted + sentence, tl.where(has_none, ALL_ROWS, 0))

@@ -8,7 +8,7 @@ even and odd lengths, because a program cannot read what it overwrites. At lengt
 import triton
 import triton.language as tl
 
-from fairseq_plugins.decoding.gpu.kernels.layers import wait
+from fairseq_plugins.decoding.gpu.kernels.layers import ALL_ROWS, wait
 from fairseq_plugins.decoding.gpu.kernels.rows import forced_token, store_input, store_limits
 
 # What the last column of `status` tells.
@@ -280,7 +280,7 @@ def advance_beams(
 
     is_forbidden = is_last & (is_finished == 0)
     tl.store(lengths + sentence, length + 1)
-    tl.store(active + sentence, tl.where(is_finished | is_forbidden | (is_nan > 0), 0, 1))
+    tl.store(active + sentence, tl.where(is_finished | is_forbidden | (is_nan > 0), 0, ALL_ROWS))
     tl.store(status + sentence * 5, 1)
     tl.store(status + sentence * 5 + 1, 0)
     tl.store(status + sentence * 5 + 2, 0)

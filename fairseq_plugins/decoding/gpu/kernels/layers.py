@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+# In place of a number of needed rows: all rows of a sentence that is being decoded.
+ALL_ROWS = tl.constexpr(2**30)
 # Input of a product: the rows as they are; residual sum, normalised, which becomes the new residual (post-norm);
 # residual sum, kept as it is and normalised for the product only (pre-norm); residual sum without normalisation.
 PLAIN, POST_NORM, PRE_NORM, SUM = (tl.constexpr(number) for number in range(4))
@@ -32,8 +34,9 @@ def wait(PDL: tl.constexpr):
 
 @triton.jit
 def is_live(active, row, rows, per_sentence):
-    """Return whether a sentence of these rows is being decoded."""
-    return tl.max(tl.load(active + row // per_sentence, mask=row < rows, other=0), 0) > 0
+    """Return whether one of these rows is needed: `active` has the number of the first rows that are, by sentence."""
+    needed = tl.load(active + row // per_sentence, mask=row < rows, other=0)
+    return tl.max((row % per_sentence < needed).to(tl.int32), 0) > 0
 
 
 @triton.jit
@@ -213,7 +216,7 @@ def linear(
     row_map,  # [sentences], the row of `x` (READS) or of `residual` (ADDS) that is read for each row of `out`
     cache,  # QUERY_KEY_VALUE: keys and values of a layer [slots, 2, width]; SOURCE_KEY_VALUE: of all layers
     slots,  # [rows], the slot of each row
-    active,  # [rows / per_sentence]
+    active,  # [rows / per_sentence], how many rows are needed: see `is_live`
     rows,
     per_sentence,
     outputs,

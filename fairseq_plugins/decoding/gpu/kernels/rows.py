@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from fairseq_plugins.decoding.gpu.kernels.layers import wait
+from fairseq_plugins.decoding.gpu.kernels.layers import ALL_ROWS, wait
 
 
 @triton.jit
@@ -71,6 +71,7 @@ def verified_rows(
     only,
     no_eos,
     watched,
+    needed,  # [B], how many rows the next launches but the first need
     active,
     columns,
     draft_stride,
@@ -94,6 +95,7 @@ def verified_rows(
     ok = column < width
     wait(PDL)
     if tl.load(active + sentence) == 0:
+        tl.store(needed + sentence, 0)
         return
     length = tl.load(lengths + sentence)
     count = tl.load(num_drafted + sentence)
@@ -115,6 +117,7 @@ def verified_rows(
                 token = tl.load(own_prefix + position - 1, mask=step <= count, other=0)
             tl.store(own_draft + step, tl.load(own_prefix + position, mask=step < count, other=0), step < count)
             tl.store(num_drafted + sentence, count, step == 0)
+    tl.store(needed + sentence, count + 1, step == 0)
     token = tl.where(step > count, pad, token)
     values = tl.load(embedding + token.to(tl.int64) * width + column, mask=ok, other=0.0).to(tl.float32) * scale
     store_input(
@@ -253,7 +256,6 @@ def source_rows(
     own_slots,  # [rows], in the encoder's own keys and values
     cross_slots,  # [rows], in those of the decoder
     last_visible,  # [rows]
-    tile_active,  # [tiles]
     source,  # [B, source_stride], the tokens of each sentence
     source_lengths,  # [B]
     source_ends,  # [B], the last slot of a source, counted from its base
@@ -281,7 +283,6 @@ def source_rows(
     column = tl.arange(0, WIDTH)
     wait(PDL)
     sentence = tl.load(sentences + tile)
-    tl.store(tile_active + tile, (sentence >= 0).to(tl.int32))
     if sentence < 0:
         return
     position, size = row - tl.load(begins + tile), tl.load(sizes + tile)
@@ -303,4 +304,4 @@ def source_rows(
         tl.store(lengths + sentence, 0)
         tl.store(emitted + sentence, 0)
         tl.store(num_drafted + sentence, 0)
-        tl.store(active + sentence, 1)
+        tl.store(active + sentence, ALL_ROWS)

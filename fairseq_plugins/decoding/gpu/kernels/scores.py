@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from fairseq_plugins.decoding.gpu.kernels.drawing import drawn_token
-from fairseq_plugins.decoding.gpu.kernels.layers import is_live, product, wait
+from fairseq_plugins.decoding.gpu.kernels.layers import ALL_ROWS, is_live, product, wait
 from fairseq_plugins.decoding.gpu.kernels.noise import noise
 
 # Columns of the limits of a batch on the device, int32: special symbols, lengths, --sampling-topk.
@@ -166,9 +166,9 @@ def best_tokens(
 ):
     """Reduce the tiles of a row. Grid: rows."""
     row = tl.program_id(0)
-    live = tl.load(active + row // per_sentence)
+    needed = tl.load(active + row // per_sentence)
     wait(PDL)
-    if live == 0:
+    if row % per_sentence >= needed:
         return
     tile = tl.arange(0, TILES)
     at = row * tiles + tile
@@ -289,7 +289,7 @@ def accept(
     has_ended = first_end < STEPS
     is_nan = tl.max((is_emitted & (log_prob != log_prob)).to(tl.int32), 0)
     tl.store(lengths + sentence, length + number)
-    tl.store(active + sentence, tl.where(has_ended | (is_nan > 0), 0, 1))
+    tl.store(active + sentence, tl.where(has_ended | (is_nan > 0), 0, ALL_ROWS))
     tl.store(emitted + sentence, number)
     tl.store(last_row + sentence, sentence * per_sentence + number - 1)
     tl.store(status + sentence * 5, number)
