@@ -40,6 +40,9 @@ OPTIONS: list[dict[str, Any]] = [
     {"max_len_b": 6},
     {"unkpen": 2.0},
     {"beam": 5, "num_hypotheses": 2},
+    {"temperature": 0.5, "unkpen": 1.0},
+    {"sampling": True, "seed": 4, "num_hypotheses": 2},
+    {"sampling": True, "sampling_topp": 0.9, "temperature": 1.5},
 ]
 FAULTS = ("leaves", "leaves a stream", "reads slowly", "malformed", "too large", "wrong language")
 
@@ -50,14 +53,15 @@ class Expected:
 
     model: Model
     beams: Model
-    known: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    known: dict[tuple[str, str, int], list[str]] = field(default_factory=dict)
 
-    def of(self, sentence: str, options: dict[str, Any]) -> list[str]:
-        """Return the translation and its alternatives."""
-        key = sentence, json.dumps(options, sort_keys=True)
+    def of(self, sentence: str, options: dict[str, Any], place: int) -> list[str]:
+        """Return the translation and its alternatives; `place` is the sentence's in its request."""
+        place = place if "sampling" in options else 0
+        key = sentence, json.dumps(options, sort_keys=True), place
         if key not in self.known:
             model = self.beams if options.get("beam", 1) > 1 else self.model
-            best = model.translate(sentence, return_scores=True, **options)
+            (best,) = model.translate_batch([model.tokenize(sentence)], numbers=[place], **options)
             self.known[key] = [best.text, *(other.text for other in best.alternatives)]
         return self.known[key]
 
@@ -98,7 +102,9 @@ async def check(server: Server, expected: Expected, work: list[Any], clients: in
         found = [one["sentences"][0] for one in answer["translations"]]
         texts = [[one["text"], *(other["text"] for other in one["alternatives"])] for one in found]
         sources = [one["source"] for one in found]
-        return sources == sentences and texts == [expected.of(sentence, options) for sentence in sentences]
+        return sources == sentences and texts == [
+            expected.of(sentence, options, place) for place, sentence in enumerate(sentences)
+        ]
 
     await asyncio.gather(*map(client, range(clients)))
     return counts
@@ -278,8 +284,8 @@ def main() -> None:
         expected = Expected(model, with_decoder(model, "fast-beam"))
         work = requests(texts, args.requests, seed=1)
         for sentences, options in work:
-            for sentence in sentences:
-                expected.of(sentence, options)
+            for place, sentence in enumerate(sentences):
+                expected.of(sentence, options, place)
         started = time.perf_counter()
         counts = asyncio.run(check(server, expected, work, args.clients, args.faults))
         for name, count in sorted(counts.items()):
