@@ -443,7 +443,7 @@ def test_bad_files_are_refused_by_line(
     with pytest.raises(ConfigurationError) as caught:
         read_trace(str(path))
     assert str(caught.value).startswith(f"{path}, line {line}: ")
-    assert message in str(caught.value) and "--trace-file" in str(caught.value)
+    assert message in str(caught.value) and "trace_file=" in str(caught.value)
 
 
 def test_missing_file_names_the_interrupted_run(tmp_path: Path) -> None:
