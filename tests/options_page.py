@@ -18,8 +18,8 @@ from tests.support import REPOSITORY
 PAGE = REPOSITORY / "docs" / "options.md"
 README = REPOSITORY / "README.md"
 # Options that change the output of lossless decoders.
-_CHANGES_OUTPUT = {"int8", "source_first_token", "forced_first_token"}
-_FOR_ALL = {"source_first_token", "forced_first_token"}
+_CHANGES_OUTPUT = {"int8", "source_first_token", "forced_first_token", "suppress_tokens", "begin_suppress_tokens"}
+_FOR_ALL = {"source_first_token", "forced_first_token", "suppress_tokens"}
 
 
 def _default(option: Field) -> str:

@@ -9,12 +9,14 @@ from fairseq_plugins.api.options import (
     CallOptions,
     SamplingOptions,
     SearchOptions,
+    TokenOptions,
     check_arguments,
     check_names,
     names,
 )
 from fairseq_plugins.checkpoint.session import Session
 from fairseq_plugins.decoding.method import MethodSpec
+from fairseq_plugins.decoding.suppression import SuppressedTokens, suppressed_tokens
 from fairseq_plugins.errors import ConfigurationError
 
 BATCH_SIZE = 32
@@ -22,7 +24,8 @@ _DEFAULT_BEAM = 5  # as in fairseq-generate
 
 # Attributes of fairseq's generators for these options; a generator reads them for every batch.
 _ATTRIBUTES = {"lenpen": "len_penalty", "unkpen": "unk_penalty", "unnormalized": "normalize_scores"}
-_OPTIONS = sorted(names(SearchOptions))
+_TOKENS = sorted(names(TokenOptions))
+_OPTIONS = sorted(names(SearchOptions) - names(TokenOptions))
 _DRAWING = sorted(names(SamplingOptions) - {"seed"})
 
 
@@ -38,6 +41,7 @@ class Search:
     seed: int
     alignments: bool
     constraints: str | None  # the order of phrases that outputs contain; None if there are none
+    suppressed: SuppressedTokens
 
     @property
     def samples(self) -> bool:
@@ -60,6 +64,7 @@ class Generators:
         self._defaults = {name: session.cfg.generation[name] for name in _OPTIONS}
         self._drawing = {name: session.cfg.generation[name] for name in _DRAWING}
         self._seed = int(session.cfg.task.seed)
+        self._tokens = {name: session.cfg.task[name] for name in _TOKENS}
 
     @property
     def searches_beams(self) -> bool:
@@ -83,12 +88,11 @@ class Generators:
         beam, num_hypotheses, batch_size = (given.pop(name) for name in ("beam", "num_hypotheses", "batch_size"))
         drawing = {**self._drawing, **{name: given.pop(name) for name in _DRAWING if name in given}}
         seed = given.pop("seed", self._seed)
+        suppressed = self._suppressed({**self._tokens, **{name: given.pop(name) for name in _TOKENS if name in given}})
         constraints = self._constraints(given.pop("constraint_order", None), is_constrained, drawing["sampling"])
+        others = {**self._defaults, **given}, drawing, seed, aligned, constraints, suppressed
         if drawing["sampling"] and self._spec.build is not None:
-            samples = max(beam or 1, num_hypotheses)
-            return Search(
-                samples, num_hypotheses, batch_size, {**self._defaults, **given}, drawing, seed, aligned, None
-            )
+            return Search(max(beam or 1, num_hypotheses), num_hypotheses, batch_size, *others)
         if not self.searches_beams and beam not in (None, 1):
             problem = f"{self._spec.name} keeps one hypothesis"
             raise ConfigurationError("--beam", beam, problem, "use {--decoder fast-beam}")
@@ -96,9 +100,16 @@ class Generators:
         if num_hypotheses > size:
             remedy = "raise beam=" if self.searches_beams else 'use decoder="fast-beam"'
             raise ConfigurationError("--nbest", num_hypotheses, f"{self._spec.name} keeps {size}", remedy)
-        return Search(
-            size, num_hypotheses, batch_size, {**self._defaults, **given}, drawing, seed, aligned, constraints
-        )
+        return Search(size, num_hypotheses, batch_size, *others)
+
+    def _suppressed(self, options: dict[str, Any]) -> SuppressedTokens:
+        """Return the suppressed tokens of a call."""
+        found = suppressed_tokens(options, self._session.task.target_dictionary)
+        if found.at_beginning and self._spec.build is None:
+            raise ConfigurationError(
+                "--begin-suppress-tokens", None, "is not for fairseq's own search", "use {--decoder fast-beam}"
+            )
+        return found
 
     def _constraints(self, order: str | None, is_constrained: bool, samples: bool) -> str | None:
         """Return the order of a call's constraints; raise ConfigurationError where none are possible."""
@@ -158,6 +169,7 @@ class Generators:
 
 def configure(generator: Any, search: Search) -> None:
     """Set the options of a call in a generator."""
+    search.suppressed.set_in(generator)
     generator.samples, generator.seed = search.beam if search.samples else 0, search.seed
     for name, value in search.options.items():
         setattr(generator, _ATTRIBUTES.get(name, name), not value if name == "unnormalized" else value)

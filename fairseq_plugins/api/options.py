@@ -14,7 +14,19 @@ from fairseq_plugins.decoding.search_numbers import Count, Factor, Length, Penal
 from fairseq_plugins.errors import ConfigurationError, Spelling, as_command, did_you_mean, flag, in_python
 
 
-class SearchOptions(TypedDict, total=False):
+class TokenOptions(TypedDict, total=False):
+    """Options that forbid tokens of the target, named as in Hugging Face; by default they are those given to `load`.
+
+    Attributes:
+        suppress_tokens: tokens that no output has.
+        begin_suppress_tokens: tokens that no output begins with.
+    """
+
+    suppress_tokens: list[str] | str | None
+    begin_suppress_tokens: list[str] | str | None
+
+
+class SearchOptions(TokenOptions, total=False):
     """Options of a call, named as in fairseq; by default they are those given to `load`.
 
     Attributes:
@@ -97,7 +109,7 @@ class DecoderOptions(TypedDict, total=False):
     top_beta: int
 
 
-class WrapOptions(DecoderOptions, total=False):
+class WrapOptions(DecoderOptions, TokenOptions, total=False):
     """Options of `wrap`; `seed` is that of sampling."""
 
     seed: int
@@ -214,7 +226,7 @@ def check_arguments(given: Mapping[str, Any], kind: Any) -> dict[str, Any]:
 def set_option(cfg: DictConfig, name: str, value: Any) -> None:
     """Set an option in a configuration; raise ConfigurationError for a value of the wrong type."""
     try:
-        cfg[name] = value
+        cfg[name] = " ".join(value) if isinstance(value, (list, tuple)) else value
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
         raise ConfigurationError(flag(name), value, f"is not a value of this option ({reason})") from error

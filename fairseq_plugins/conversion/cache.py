@@ -7,7 +7,7 @@ from fairseq_plugins.conversion.convert import convert
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.files import cache_folder
 
-_FORMAT = 2
+_FORMAT = 3
 """Number of the converter's output, raised when that changes."""
 
 

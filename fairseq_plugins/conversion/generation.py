@@ -1,6 +1,6 @@
 """Settings of generation_config.json: those that `load` honours, and those that it would ignore."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +45,20 @@ _REFUSED: dict[str, Any] = {
     "token_healing": False,
     "watermarking_config": None,
 }
+_LISTS_OF_TOKENS = ("bad_words_ids", "suppress_tokens", "begin_suppress_tokens")
 # Older models have these in config.json.
 _OF_CONFIG = {*_HONOURED, *_REFUSED} - {"constraints"}
 
 
-def generation_options(folder: Path, config: dict[str, Any], ignored: Collection[str] = ()) -> dict[str, Any]:
+def generation_options(
+    folder: Path, config: dict[str, Any], names: Mapping[int, str], ignored: Collection[str] = ()
+) -> dict[str, Any]:
     """Return the options of `load` for a model's settings of generation.
 
     Args:
         folder: of the model, with generation_config.json; without it the settings of config.json count.
         config: contents of config.json.
+        names: the dictionary's symbol of each of the model's ids.
         ignored: names of settings that shall not count.
 
     Raises:
@@ -76,7 +80,7 @@ def generation_options(folder: Path, config: dict[str, Any], ignored: Collection
         named = ", ".join(f"{name} {settings[name]!r:.40}" for name in refused)
         problem = f"{named} would not be honoured, and outputs would differ from Hugging Face's"
         raise ConfigurationError(None, file, problem, f"to go on: spec-dec-convert {folder} OUT {options}")
-    return _options(file, settings)
+    return {**_options(file, settings), **_suppressed(file, settings, config, names)}
 
 
 def _changes_output(name: str, value: Any, config: dict[str, Any]) -> bool:
@@ -85,10 +89,8 @@ def _changes_output(name: str, value: Any, config: dict[str, Any]) -> bool:
         return False
     if name in _REFUSED:
         return value not in (_REFUSED[name], [], {})
-    if name in ("bad_words_ids", "suppress_tokens", "begin_suppress_tokens"):
-        # fairseq never generates the padding.
-        pad = config.get("pad_token_id")
-        return any(token not in (pad, [pad]) for token in value) if isinstance(value, list) else True
+    if name == "bad_words_ids":
+        return not isinstance(value, list) or any(not isinstance(word, list) or len(word) != 1 for word in value)
     if name == "no_repeat_ngram_size":
         return bool(value == 1)
     if name == "forced_bos_token_id":
@@ -103,6 +105,26 @@ def _is_first_token(value: Any, config: dict[str, Any]) -> bool:
     if config.get("model_type") == "bart":
         return bool(value == config.get("bos_token_id"))
     return config.get("model_type") in ("m2m_100", "mbart")
+
+
+def _suppressed(
+    file: Path, settings: dict[str, Any], config: dict[str, Any], names: Mapping[int, str]
+) -> dict[str, list[str]]:
+    """Return the options for tokens that no output has, or that none begins with."""
+    found: dict[str, list[Any]] = {}
+    for name in _LISTS_OF_TOKENS:
+        tokens = settings.get(name, [])
+        if name == "bad_words_ids":
+            # Hugging Face leaves out EOS here.
+            tokens = [token for (token,) in tokens if token != config.get("eos_token_id")]
+        known = [token for token in tokens if isinstance(token, int) and token in names]
+        if not isinstance(tokens, list) or len(known) < len(tokens):
+            raise ConfigurationError(f"{file}: {name} is {settings[name]!r:.60}, not ids of the model; copy it again")
+        # fairseq never generates the padding.
+        found[name] = [names[token] for token in known if token != config.get("pad_token_id")]
+    everywhere = found["bad_words_ids"] + found["suppress_tokens"]
+    options = {"suppress_tokens": everywhere, "begin_suppress_tokens": found["begin_suppress_tokens"]}
+    return {name: tokens for name, tokens in options.items() if tokens}
 
 
 def _options(file: Path, settings: dict[str, Any]) -> dict[str, Any]:

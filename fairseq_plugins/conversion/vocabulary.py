@@ -73,6 +73,7 @@ class Vocabulary:
         order: the model's id for each id of fairseq's dictionary; None for tokens that the model lacks (Marian has no
             `<s>`).
         symbols: symbols of fairseq's dictionary from id 4 on.
+        names: the symbol of each of the model's ids.
 
     Args:
         folder: folder of the model.
@@ -105,6 +106,8 @@ class Vocabulary:
             )
         ]
         _check_symbols(folder, self.symbols)
+        symbols = zip(self.order, [*SPECIAL, *self.symbols], strict=True)
+        self.names = {number: symbol for number, symbol in symbols if number is not None}
 
     def lines(self) -> str:
         """Return the text of fairseq's dictionary."""

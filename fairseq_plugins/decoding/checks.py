@@ -25,6 +25,11 @@ def check_task_options(cfg: Any, spec: MethodSpec) -> None:
     if cfg.active_sentences and spec.build is None:
         problem = "fairseq's own search decodes whole batches"
         raise ConfigurationError("--active-sentences", cfg.active_sentences, problem, "choose another {--decoder}")
+    if cfg.begin_suppress_tokens is not None and spec.build is None:
+        problem = "is not for {--decoder beam}, fairseq's own search"
+        raise ConfigurationError(
+            "--begin-suppress-tokens", cfg.begin_suppress_tokens, problem, "use {--decoder fast-beam}"
+        )
     if cfg.int8 and spec.build is None:
         raise ConfigurationError("--int8", None, "fairseq's own search runs in fp32", "choose another {--decoder}")
     if cfg.int8 and cfg.bf16 is True:

@@ -2,12 +2,26 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fairseq_plugins.decoding.suppression import SuppressedTokens, id_tensor
 from fairseq_plugins.errors import ConfigurationError
+
+
+class LimitMasks(NamedTuple):
+    """Positions [B, T] at which limits apply; None for nowhere.
+
+    Attributes:
+        eos_forbidden, eos_forced: where fairseq forbids EOS, and where it forces EOS.
+        is_beginning: where outputs begin, if tokens are suppressed there.
+    """
+
+    eos_forbidden: Tensor | None = None
+    eos_forced: Tensor | None = None
+    is_beginning: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -22,68 +36,92 @@ class Constraints:
     unk_penalty: float = 0.0  # subtracted from the log-probability of the unknown word
     prefix: Tensor | None = None  # [B, P], the first tokens of every output, `--prefix-size`; free where it is `pad`
     no_repeat_ngram_size: int = 0  # no output repeats an n-gram of this size; 0 for no limit
+    suppressed: SuppressedTokens = SuppressedTokens()
 
     def apply(self, log_probs: Tensor, lengths: Tensor, shortest: int, longest: int) -> None:
-        """Set the log-probabilities [B, T, V] of forbidden tokens to -inf, in place; `lengths` as for `eos_masks`."""
-        self.apply_masks(log_probs, *self.eos_masks(lengths, shortest, longest, log_probs.size(1)))
+        """Set the log-probabilities [B, T, V] of forbidden tokens to -inf, in place; `lengths` as for `masks`."""
+        self.apply_masks(log_probs, self.masks(lengths, shortest, longest, log_probs.size(1)))
 
-    def eos_masks(
-        self, lengths: Tensor, shortest: int, longest: int, width: int
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Return two masks [B, T]: where fairseq forbids EOS, and where it forces EOS; None for nowhere.
+    def masks(self, lengths: Tensor, shortest: int, longest: int, width: int) -> LimitMasks:
+        """Return where limits apply.
 
         Args:
             lengths: [B], tokens before the first of T columns; `shortest` and `longest` are their extremes.
             width: T.
         """
         may_forbid, may_force = shortest < self.min_len, longest + width > self.max_len
-        if not (may_forbid or may_force):
-            return None, None
+        may_begin = bool(self.suppressed.at_beginning) and shortest <= self.beginning < longest + width
+        if not (may_forbid or may_force or may_begin):
+            return LimitMasks()
         position = lengths[:, None] + torch.arange(width, device=lengths.device)
-        return self.forbids_eos(position) if may_forbid else None, position >= self.max_len if may_force else None
+        return LimitMasks(
+            self.forbids_eos(position) if may_forbid else None,
+            position >= self.max_len if may_force else None,
+            position == self.beginning if may_begin else None,
+        )
 
-    def apply_masks(self, log_probs: Tensor, eos_forbidden: Tensor | None, eos_forced: Tensor | None) -> None:
-        """Change log-probabilities as `apply` does, with the masks of `eos_masks`."""
+    def masks_at(self, position: Tensor, max_len: Tensor) -> LimitMasks:
+        """Return where limits apply among positions [B, T], without knowing any on the host; `max_len` is [B, 1]."""
+        is_beginning = position == self.beginning if self.suppressed.at_beginning else None
+        return LimitMasks(self.forbids_eos(position), position >= max_len, is_beginning)
+
+    def apply_masks(self, log_probs: Tensor, masks: LimitMasks) -> None:
+        """Change log-probabilities as `apply` does, with its masks."""
         log_probs.select(2, self.pad).fill_(-torch.inf)
         if self.unk_penalty != 0:
             log_probs[..., self.unk] -= self.unk_penalty
         end = log_probs[..., self.eos]
-        if eos_forbidden is not None:
-            end.masked_fill_(eos_forbidden, -torch.inf)
-        if eos_forced is not None:
-            end = end.clone()
-            log_probs.masked_fill_(eos_forced[:, :, None], -torch.inf)
-            log_probs[..., self.eos] = end
+        forced_end = None if masks.eos_forced is None else end.clone()
+        if masks.eos_forbidden is not None:
+            end.masked_fill_(masks.eos_forbidden, -torch.inf)
+        self._suppress(log_probs, masks.is_beginning)
+        if masks.eos_forced is not None and forced_end is not None:
+            log_probs.masked_fill_(masks.eos_forced[:, :, None], -torch.inf)
+            end.copy_(torch.where(masks.eos_forced, forced_end, end))
+
+    def _suppress(self, scores: Tensor, is_beginning: Tensor | None) -> None:
+        """Set scores [B, T, V] of suppressed tokens to -inf."""
+        everywhere, at_beginning = self.suppressed
+        if everywhere:
+            scores.index_fill_(2, id_tensor(everywhere, scores.device), -torch.inf)
+        if is_beginning is not None:
+            columns = id_tensor(at_beginning, scores.device)
+            scores[..., columns] = scores[..., columns].masked_fill(is_beginning[:, :, None], -torch.inf)
+
+    @property
+    def beginning(self) -> int:
+        """The first position after a given prefix."""
+        return 0 if self.prefix is None else min(self.prefix.size(1), self.max_len)
 
     def forbids_eos(self, position: Tensor) -> Tensor:
         """Return where EOS is forbidden at positions [B, T]; in a given prefix fairseq ignores the minimum length."""
         is_forbidden = position < self.min_len
-        if self.prefix is None:
-            return is_forbidden
-        return is_forbidden & (position >= min(self.prefix.size(1), self.max_len))
+        return is_forbidden if self.prefix is None else is_forbidden & (position >= self.beginning)
 
-    def best(
-        self,
-        logits: Tensor,
-        eos_forbidden: Tensor | None,
-        eos_forced: Tensor | None,
-        choose: Callable[[Tensor], Tensor] | None = None,
-    ) -> Tensor:
+    def best(self, logits: Tensor, masks: LimitMasks, choose: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Return the allowed tokens [B, T] with the highest logits [B, T, V], which are unchanged afterwards.
 
-        The masks are those of `eos_masks`. Logits have the argmax of log-probabilities unless rounding makes two
-        log-probabilities equal. `choose` replaces the argmax.
+        Logits have the argmax of log-probabilities unless rounding makes two log-probabilities equal. `choose` replaces
+        the argmax.
         """
+        eos_forbidden, eos_forced, is_beginning = masks
         penalised = [self.unk] if self.unk_penalty else []
         changed = {self.pad, *penalised, *([self.eos] if eos_forbidden is not None else [])}
         # Saves the changed columns only: the logits are the largest tensor of a step.
         before = {token: logits.select(2, token).clone() for token in changed}
+        everywhere, at_beginning = self.suppressed
+        suppressed = everywhere + (() if is_beginning is None else at_beginning)
+        columns = id_tensor(suppressed, logits.device) if suppressed else None
+        of_suppressed = None if columns is None else logits[..., columns]
         logits.select(2, self.pad).fill_(-torch.inf)
         if self.unk_penalty != 0:
             logits.select(2, self.unk).sub_(self.unk_penalty)
         if eos_forbidden is not None:
             logits.select(2, self.eos).masked_fill_(eos_forbidden, -torch.inf)
+        self._suppress(logits, is_beginning)
         best = logits.argmax(-1) if choose is None else choose(logits)
+        if columns is not None and of_suppressed is not None:
+            logits[..., columns] = of_suppressed
         for token, values in before.items():
             logits.select(2, token).copy_(values)
         return best if eos_forced is None else best.masked_fill(eos_forced, self.eos)
@@ -143,8 +181,6 @@ def refuse_unsupported_settings(generator: Any, searches_beams: bool) -> None:
     ):
         if is_set and not searches_beams:
             raise ConfigurationError(option, value, "is not supported by this decoder", "use {--decoder fast-beam}")
-    if generator.token_indices_to_suppress is not None:
-        raise ConfigurationError("tokens_to_suppress", None, "is not supported by this decoder", "use {--decoder beam}")
 
 
 def constraints_of(generator: Any, net_input: Mapping[str, Any], prefix: Tensor | None) -> Constraints:
@@ -159,7 +195,7 @@ def constraints_of(generator: Any, net_input: Mapping[str, Any], prefix: Tensor 
     if generator.min_len > max_len:
         problem = f"longer than the longest output allowed ({max_len})"
         raise ConfigurationError("--min-len", generator.min_len, problem, "lower it or raise {--max-len-b}")
-    blocker = generator.repeat_ngram_blocker
+    blocker, suppressed = generator.repeat_ngram_blocker, generator.token_indices_to_suppress
     return Constraints(
         pad=generator.pad,
         unk=generator.unk,
@@ -169,4 +205,7 @@ def constraints_of(generator: Any, net_input: Mapping[str, Any], prefix: Tensor 
         unk_penalty=generator.unk_penalty,
         prefix=prefix,
         no_repeat_ngram_size=0 if blocker is None else blocker.no_repeat_ngram_size,
+        suppressed=SuppressedTokens(
+            () if suppressed is None else tuple(sorted(suppressed.tolist())), generator.begin_suppressed
+        ),
     )

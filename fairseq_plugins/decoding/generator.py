@@ -60,6 +60,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         samples: number of outputs that sampling draws for each sentence; 0 for the best output.
         seed: of sampling.
         extract_alignment: makes the alignments of `--print-alignment`; None for none.
+        begin_suppressed: as `SuppressedTokens.at_beginning`; `tokens_to_suppress` of fairseq are suppressed everywhere.
 
     Raises:
         ConfigurationError: for options that change the output and are not supported here.
@@ -78,6 +79,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         samples: int = 0,
         seed: int = 1,
         extract_alignment: Extract | None = None,
+        begin_suppressed: tuple[int, ...] = (),
         **kwargs: Any,
     ) -> None:
         super().__init__(models, tgt_dict, **kwargs)
@@ -88,6 +90,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         self.active_sentences = active_sentences
         self.samples, self.seed = samples, seed
         self.extract_alignment = extract_alignment
+        self.begin_suppressed = begin_suppressed
         # Numbers the sentences of batches without `id`.
         self.number: Callable[[dict[str, Any]], dict[str, Any]] | None = None
         self.choose = choose

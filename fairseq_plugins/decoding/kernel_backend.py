@@ -125,6 +125,8 @@ class KernelBackend(ABC):
             noise_keys=sample.get("noise_keys"),
             topk=0 if self.sampling is None else self.sampling.topk,
             topp=0.0 if self.sampling is None else self.sampling.topp,
+            suppressed=constraints.suppressed.everywhere,
+            begin_suppressed=constraints.suppressed.at_beginning,
             **more,
         )
 

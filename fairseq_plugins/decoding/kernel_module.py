@@ -111,6 +111,8 @@ class KernelGenerator(Protocol):
         noise_keys: Tensor | None = ...,
         topk: int = ...,
         topp: float = ...,
+        suppressed: Sequence[int] = ...,
+        begin_suppressed: Sequence[int] = ...,
     ) -> None:
         """Begin a batch of sources [B, S], padded, with the limits of `Constraints`.
 

@@ -108,6 +108,8 @@ class RunningBatch:
             noise_key=list(noise_key),
             topk=sampling.topk,
             topp=sampling.topp,
+            suppressed=constraints.suppressed.everywhere,
+            begin_suppressed=constraints.suppressed.at_beginning,
         )
 
     def cancel(self, number: int) -> None:

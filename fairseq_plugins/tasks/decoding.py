@@ -29,6 +29,7 @@ from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.half_precision import HALF_DTYPES, precision_of, with_rounded_weights
 from fairseq_plugins.decoding.search_numbers import check_search_numbers
+from fairseq_plugins.decoding.suppression import suppressed_tokens
 from fairseq_plugins.decoding.weights import Precision
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
@@ -87,12 +88,12 @@ class Decoding:
         if spec.build is None or getattr(args, "print_alignment", None):
             restore(models)  # which run in PyTorch
         if spec.build is None:
-            return self._fairseqs_search(build_own, is_one_run)
+            return self._suppressing(self._fairseqs_search(build_own, is_one_run), task)
         refuse_search_options(args, allowed, spec.name, spec.searches_beams)
         if not spec.searches_beams and not samples and (isinstance(args, Namespace) or hasattr(args, "beam")):
             # fairseq prints the beam in its last line, and 5 is only its default.
             args.beam = 1
-        own = build_own()
+        own = self._suppressing(build_own(), task)
         check_own(own, task, spec, samples > 0)
         context = self._context(task, models, own, spec, options, samples > 0, in_training)
         check_fit(spec, options, context)
@@ -113,6 +114,13 @@ class Decoding:
             remedy = "give the verifier as {--path} and the drafter as {--drafter-path}, or use {--decoder nat}"
             raise ConfigurationError("--path", None, problem, remedy)
         return spec, spec.read(self.options)
+
+    def _suppressing(self, own: Any, task: Any) -> Any:
+        """Return a task's own generator with suppressed tokens set; without such options those of the task stay."""
+        options = {name: getattr(self.options, name) for name in ("suppress_tokens", "begin_suppress_tokens")}
+        if any(options.values()):
+            suppressed_tokens(options, task.target_dictionary).set_in(own)
+        return own
 
     def _check_files(self, task: Any, spec: MethodSpec, args: Any, is_one_run: bool) -> None:
         """Raise ConfigurationError for files of results that this run would not write."""

@@ -50,6 +50,12 @@ class _DecodingOptions(FairseqDataclass):
         "GPU: launch the operations of a step one by one instead of as a CUDA graph, for comparison or if "
         "capturing fails",
     )
+    suppress_tokens: Optional[str] = option(
+        None, "never choose these tokens of the target's dictionary, separated by spaces; a given prefix may have them"
+    )
+    begin_suppress_tokens: Optional[str] = option(
+        None, "never begin an output with these tokens, separated by spaces; after a prefix, never continue with them"
+    )
     verbose: bool = option(False, "fairseq-generate, fairseq-interactive: log all settings at the start")
     stats_file: Optional[str] = option(
         None, "write iterations, emitted tokens and time of each sentence to this file, as JSON lines"

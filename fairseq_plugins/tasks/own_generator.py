@@ -66,7 +66,7 @@ def generator_like(
     **more: Any,
 ) -> DraftVerifyGenerator:
     """Return our generator with the settings of a task's own; other arguments as for `DraftVerifyGenerator`."""
-    return DraftVerifyGenerator(
+    generator = DraftVerifyGenerator(
         context.models,
         own.tgt_dict,
         drafter=context.drafter,
@@ -89,5 +89,8 @@ def generator_like(
         lm_model=own.lm_model,
         lm_weight=own.lm_weight,
         search_strategy=own.search,
+        begin_suppressed=getattr(own, "begin_suppressed", ()),
         **more,
     )
+    generator.token_indices_to_suppress = own.token_indices_to_suppress
+    return generator

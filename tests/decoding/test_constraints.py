@@ -5,12 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.suppression import SuppressedTokens
 from tests.strategies import DETERMINISTIC, example_count
 from tests.support import make_state
 
 PAD, EOS, UNK, SIZE = 1, 2, 3, 8
 LIMITS = st.integers(0, 9).flatmap(lambda most: st.tuples(st.integers(0, most), st.just(most)))
 PREFIXES = st.lists(st.lists(st.integers(EOS, SIZE - 1), max_size=6), min_size=1, max_size=4)
+
+# A choice is left in any case.
+SUPPRESSED = st.sets(st.sampled_from([0, EOS, UNK, 5, 6])).map(lambda tokens: tuple(sorted(tokens)))
 
 
 def padded(rows: list[list[int]]) -> torch.Tensor:
@@ -25,17 +29,23 @@ SCORED = {
     "width": st.integers(1, 5),
     "penalty": st.sampled_from([0.0, 1.5, -2.0, -20.0]),
     "prefix_width": st.one_of(st.none(), st.integers(1, 5)),
+    "suppressed": st.builds(SuppressedTokens, SUPPRESSED, SUPPRESSED),
 }
 
 
 @settings(DETERMINISTIC, max_examples=example_count(150))
 @given(**SCORED)
 def test_apply_forbids_what_fairseq_forbids(
-    limits: tuple[int, int], lengths: list[int], width: int, penalty: float, prefix_width: int | None
+    limits: tuple[int, int],
+    lengths: list[int],
+    width: int,
+    penalty: float,
+    prefix_width: int | None,
+    suppressed: SuppressedTokens,
 ) -> None:
     min_len, max_len = limits
     prefix = None if prefix_width is None else torch.full((len(lengths), prefix_width), 5)
-    constraints = Constraints(PAD, UNK, EOS, max_len, min_len, penalty, prefix)
+    constraints = Constraints(PAD, UNK, EOS, max_len, min_len, penalty, prefix, suppressed=suppressed)
     before = torch.randn(len(lengths), width, SIZE, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
     log_probs = before.clone()
     constraints.apply(log_probs, torch.tensor(lengths), min(lengths), max(lengths))
@@ -46,6 +56,9 @@ def test_apply_forbids_what_fairseq_forbids(
             for token in range(SIZE):
                 forbidden = token == PAD
                 forbidden |= token == EOS and position < min_len and not forced
+                forbidden |= token in suppressed.everywhere
+                forbidden |= token in suppressed.at_beginning and position == min(prefix_width or 0, max_len)
+                forbidden &= not (token == EOS and position >= max_len)
                 forbidden |= token != EOS and position >= max_len
                 expected = before[row, column, token] - (penalty if token == UNK else 0.0)
                 log_prob = log_probs[row, column, token]
@@ -60,17 +73,18 @@ def test_best_scores_are_best_log_probabilities(
     width: int,
     penalty: float,
     prefix_width: int | None,
+    suppressed: SuppressedTokens,
     dtype: torch.dtype,
     seed: int,
 ) -> None:
     """`best` leaves the scores unchanged, and its tokens have the log-probabilities of `apply`."""
     min_len, max_len = limits
     prefix = None if prefix_width is None else torch.full((len(lengths), prefix_width), 5)
-    constraints = Constraints(PAD, UNK, EOS, max_len, min_len, penalty, prefix)
+    constraints = Constraints(PAD, UNK, EOS, max_len, min_len, penalty, prefix, suppressed=suppressed)
     scores = torch.randn(len(lengths), width, SIZE, generator=torch.Generator().manual_seed(seed)).to(dtype)
     before = scores.clone()
     where = torch.tensor(lengths), min(lengths), max(lengths)
-    best = constraints.best(scores, *constraints.eos_masks(*where, width))
+    best = constraints.best(scores, constraints.masks(*where, width))
     assert torch.equal(scores, before)
     log_probs = scores.float().log_softmax(-1)
     chosen = constraints.penalised(log_probs.gather(2, best[:, :, None])[:, :, 0], best)

@@ -6,6 +6,7 @@ the same CUDA graph serves all batches.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,10 @@ from fairseq_plugins.decoding.gpu.runner import PART, PART_OF_BEAMS, Draw
 TILE = 16
 STATUS = 5  # numbers of a place in `status`
 _ROWS = 32  # of each place in a step
+# Which tokens a row must not choose: bits of a row, and of each token in `Batch.limits` from a column on. A token is
+# forbidden if both have a bit.
+TOKENS = 8
+ALWAYS, TOO_EARLY, AT_BEGINNING = 1, 2, 4
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ class Sizes:
 class Batch:
     """Tensors of all places; drafts and results of an iteration are among them."""
 
-    def __init__(self, sizes: Sizes, device: torch.device) -> None:
+    def __init__(self, sizes: Sizes, vocabulary: int, device: torch.device) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
@@ -86,8 +91,9 @@ class Batch:
         self.source = zeros(places, sizes.sources + TILE)
         self.source_lengths, self.source_ends = zeros(places), zeros(places)
         self.bases, self.source_bases = (zeros(places, dtype=torch.long) for _ in range(2))
-        self.limits, self.penalties = zeros(8), zeros(3, dtype=torch.float32)
+        self.limits, self.penalties = zeros(TOKENS + vocabulary), zeros(3, dtype=torch.float32)
         self.noise_keys = zeros(places, 4)
+        self._limits_of_tokens: tuple[Sequence[int], ...] = ()
         self.prefix = zeros(places, sizes.outputs)
         # Of the launches that come next: parts of attention to outputs and to sources, and how tokens are drawn.
         self.parts = (1, 1)
@@ -96,6 +102,37 @@ class Batch:
     def draws(self, keeps: bool) -> Draw:
         """Return how sampling draws tokens; `keeps`: only from some of the best."""
         return Draw(self.noise_keys, self.lengths, self.limits, self.penalties, keeps)
+
+    def set_limits(
+        self,
+        pad: int,
+        unk: int,
+        eos: int,
+        lengths: tuple[int, int],
+        suppressed: tuple[Sequence[int], Sequence[int]] = ((), ()),
+        prefix_width: int = 0,
+        first_token: int = 0,
+        topk: int = 0,
+    ) -> None:
+        """Set the limits of all sentences.
+
+        Args:
+            pad, unk, eos: special symbols; -1 for none.
+            lengths: shortest and longest output.
+            suppressed: tokens that are not chosen anywhere, and at the beginning of an output.
+            prefix_width, first_token: of the outputs.
+            topk: tokens that may be drawn; 0 for no limit.
+        """
+        limits = [pad, unk, eos, *lengths, prefix_width, first_token, topk]
+        self.limits[:TOKENS].copy_(torch.tensor(limits, dtype=torch.int32))
+        everywhere, at_beginning = suppressed
+        of_tokens = (pad, *everywhere), (eos,), at_beginning
+        if of_tokens != self._limits_of_tokens:
+            bits = torch.zeros(len(self.limits) - TOKENS, dtype=torch.int32)
+            for bit, tokens in zip((ALWAYS, TOO_EARLY, AT_BEGINNING), of_tokens, strict=True):
+                bits[[token for token in tokens if token >= 0]] |= bit
+            self.limits[TOKENS:].copy_(bits)
+            self._limits_of_tokens = of_tokens
 
     def fitting(self, output: int, source: int) -> int:
         """Return for how many sentences with these lengths the caches suffice."""

@@ -69,7 +69,7 @@ class BeamSearch(Search):
         kernels.hypothesis_rows[(count,)](
             batch.tokens, batch.lengths, batch.prefix, batch.limits, batch.bases, model.embedding,
             none if table is None else table, norm.weight if norm else none, norm.bias if norm else none, x, positions,
-            slots, into.only, into.no_eos, into.watched, batch.active, columns, batch.prefix.stride(0), model.width,
+            slots, into.only, into.row_limits, into.watched, batch.active, columns, batch.prefix.stride(0), model.width,
             x.stride(0), 0 if table is None else table.size(0), model.scale, eps=norm.eps, HAS_TABLE=table is not None,
             HAS_NORM=bool(norm), BEAM=beam, WIDTH=padded(model.width), PDL=self.runner.pdl, num_warps=4, **launch,
         )  # fmt: skip

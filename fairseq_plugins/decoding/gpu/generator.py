@@ -115,6 +115,8 @@ class Generator:
         noise_keys: Tensor | None = None,
         topk: int = 0,
         topp: float = 0.0,
+        suppressed: Sequence[int] = (),
+        begin_suppressed: Sequence[int] = (),
     ) -> None:
         """Begin a batch of sources [B, S], padded. With `noise_keys` [B, 4], tokens are drawn (reference/noise.py).
 
@@ -152,8 +154,8 @@ class Generator:
         self.noise_keys = noise_keys
         batch.draw = None if noise_keys is None else batch.draws(topk > 0 or topp > 0)
         self._prepare()
-        limits = [pad, unk, eos, min_len, max_len, width, first_token, topk]
-        batch.limits.copy_(torch.tensor(limits, dtype=torch.int32))
+        tokens = tuple(suppressed), tuple(begin_suppressed)
+        batch.set_limits(pad, unk, eos, (min_len, max_len), tokens, width, first_token, topk)
         batch.penalties.copy_(torch.tensor([unk_penalty, temperature, topp]))
 
     def run(self, iterations: int = -1) -> bool:
@@ -240,7 +242,7 @@ class Generator:
             width: length of drafts; its graph has been captured.
         """
         batch, replay = self.batch, self.iterations[self._key(width)]
-        batch.limits.copy_(torch.tensor([1, 3, -1, 0, self.max_len, 0, 0, 0], dtype=torch.int32))
+        batch.set_limits(1, 3, -1, (0, self.max_len))
         batch.penalties.copy_(torch.tensor([0.0, 1.0, 0.0]))
         batch.source_ends[:places] = min(23, self.search.sizes.sources - 1)
         times = []

@@ -398,7 +398,7 @@ class Scores:
     watched: Tensor  # [rows]
     watched_scores: Tensor
     only: Tensor
-    no_eos: Tensor
+    row_limits: Tensor
     token: Tensor  # [rows], the best
     log_prob: Tensor
     normalizer: Tensor
@@ -477,7 +477,7 @@ def score(
     scores.vocabulary[grid](
         *given, new_x, new_x.stride(0), none if normal is None else normal, projection.weight,
         none if projection.bias is None else projection.bias, none if limits is None else limits,
-        none if penalties is None else penalties, into.no_eos, into.watched, into.watched_scores, into.best_scores,
+        none if penalties is None else penalties, into.row_limits, into.watched, into.watched_scores, into.best_scores,
         into.best_tokens, into.peaks, into.sums, none if further is None else further,
         none if all_scores is None else all_scores, into.drawn_scores, *_noise_of(draw, into),
         into.only if ids is None else ids, step.active, rows, step.per_sentence, skipped, into.outputs, count,

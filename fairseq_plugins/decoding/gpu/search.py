@@ -138,7 +138,7 @@ class Search:
         assert verifier.projection is not None
         self.verifier, self.sizes = verifier, sizes
         self.device, dtype = verifier.embedding.device, verifier.embedding.dtype
-        self.batch = Batch(sizes, self.device)
+        self.batch = Batch(sizes, verifier.projection.outputs, self.device)
         most = sizes.rows
         self.encoder = EncoderRunner(encoder, max(64, triton.cdiv(sizes.sources, TILE)), self.batch)
         self.runner = Runner(verifier, most)
@@ -244,8 +244,8 @@ class GreedySearch(Search):
         rows.verified_rows[(count,)](
             batch.tokens, batch.lengths, batch.draft, num_drafted, batch.prefix, batch.limits, batch.bases,
             model.embedding, none if table is None else table, norm.weight if norm else none,
-            norm.bias if norm else none, x, positions, slots, into.only, into.no_eos, into.watched, self.needed,
-            batch.active,
+            norm.bias if norm else none, x, positions, slots, into.only, into.row_limits, into.watched,
+            self.needed, batch.active,
             batch.tokens.stride(0), batch.draft.stride(0), batch.prefix.stride(0), width + 1, model.width, x.stride(0),
             0 if table is None else table.size(0), model.scale, eps=norm.eps, HAS_TABLE=table is not None,
             HAS_NORM=bool(norm), STEPS=triton.next_power_of_2(width + 1), WIDTH=padded(model.width),
@@ -275,8 +275,8 @@ class GreedySearch(Search):
         """Launch acceptance, which appends tokens and ends sentences."""
         batch, into, rule = self.batch, self.scores, self.acceptance
         scores.accept[(places,)](
-            into.token, into.log_prob, into.normalizer, into.watched_scores, into.best_scores, into.only, into.no_eos,
-            batch.limits, batch.draft, batch.num_drafted if width > 0 else self.no_drafts[:places],
+            into.token, into.log_prob, into.normalizer, into.watched_scores, into.best_scores, into.only,
+            into.row_limits, batch.limits, batch.draft, batch.num_drafted if width > 0 else self.no_drafts[:places],
             batch.penalties if self.values is None else self.values, batch.tokens, batch.log_probs, batch.lengths,
             batch.active, batch.emitted, batch.last_row, batch.status, batch.tokens.stride(0), batch.draft.stride(0),
             width + 1, into.tiles, rule.tau, rule.epsilon, MIN_BLOCK=rule.min_block, BETA=rule.top_beta,

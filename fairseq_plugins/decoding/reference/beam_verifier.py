@@ -58,7 +58,7 @@ class BeamVerifier(ModelEnsemble):
             lengths = inputs["lengths"]
             log_probs = self._mean_log_probs([self._logits(decoder, hidden)])
             log_probs.masked_fill_(log_probs.isnan(), -torch.inf)
-            limits.apply_masks(log_probs[:, None], limits.forbids_eos(lengths), lengths >= inputs["max_len"])
+            limits.apply_masks(log_probs[:, None], limits.masks_at(lengths, inputs["max_len"]))
             before = inputs["scores"].view(torch.double)[:, 0].float()
             ignored = inputs["ignored"].view(-1, size) > 0
             return select_on_device(log_probs, lengths[:, 0], before, ignored, limits.eos)

@@ -10,7 +10,7 @@ import torch
 from fairseq.models import FairseqEncoderDecoderModel
 from torch import Tensor
 
-from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.constraints import Constraints, LimitMasks
 from fairseq_plugins.decoding.reference.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.reference.captured.graphed_decoder import GraphedDecoder, cached_decoder
 from fairseq_plugins.decoding.reference.encoder import EncoderOut, FusedEncoder
@@ -143,9 +143,9 @@ class Verifier(ModelEnsemble):
             return self._verification(state, log_probs, hidden, features, noise)
         if len(logits) == 1:
             constraints, span = state.constraints, state.span
-            eos_masks = constraints.eos_masks(state.lengths, span.shortest, span.longest, tokens.size(1))
+            masks = constraints.masks(state.lengths, span.shortest, span.longest, tokens.size(1))
             forced = state.forced_tokens(tokens.size(1))
-            return self._verification_of_logits(constraints, eos_masks, logits[0], hidden, features, noise, forced)
+            return self._verification_of_logits(constraints, masks, logits[0], hidden, features, noise, forced)
         return self._verification(state, self._mean_log_probs(logits), hidden, features, noise)
 
     def _verification(
@@ -158,7 +158,7 @@ class Verifier(ModelEnsemble):
     def _verification_of_logits(
         self,
         constraints: Constraints,
-        eos_masks: tuple[Tensor | None, Tensor | None],
+        masks: LimitMasks,
         logits: Tensor,
         hidden: Tensor,
         features: Tensor | None,
@@ -170,7 +170,7 @@ class Verifier(ModelEnsemble):
         if noise is not None and self.sampling is not None:
             # Before the constraints change the logits.
             choose = self.sampling.choose(noise, self.sampling.normaliser(logits))
-        return verification_of_logits(constraints, eos_masks, logits, self.engine, hidden, features, forced, choose)
+        return verification_of_logits(constraints, masks, logits, self.engine, hidden, features, forced, choose)
 
     def _verify_and_accept(self, decoder: GraphedDecoder, state: DecodingState, draft: Draft) -> Verification:
         """Verify and accept in one CUDA graph."""
@@ -216,11 +216,11 @@ class Verifier(ModelEnsemble):
         assert self.accept is not None
         tokens = inputs["tokens"]
         position = inputs["lengths"] + torch.arange(tokens.size(1), device=tokens.device)
-        eos_masks = limits.forbids_eos(position), position >= inputs["max_len"]
+        masks = limits.masks_at(position, inputs["max_len"])
         features = None if states is None else torch.cat([states[n] for n in self.feature_layers], -1)
         logits = self._logits(self.decoders[0], hidden)
         noise = None if self.sampling is None else self.sampling.noise(inputs["keys"], position, logits.size(2))
-        verified = self._verification_of_logits(limits, eos_masks, logits, hidden, features, noise)
+        verified = self._verification_of_logits(limits, masks, logits, hidden, features, noise)
         draft = Draft(tokens[:, 1:], inputs["drafted"][:, 0])
         accepted = self.accept(draft, verified, limits.eos, inputs["ended"][:, 0])
         return verified.best, accepted.tokens, accepted.counts, verified.log_probs_of(accepted.tokens), features
@@ -256,7 +256,7 @@ class DrafterIsVerifier:
 
 def verification_of_logits(
     constraints: Constraints,
-    eos_masks: tuple[Tensor | None, Tensor | None],
+    masks: LimitMasks,
     logits: Tensor,
     engine: Engine,
     hidden: Tensor,
@@ -266,13 +266,13 @@ def verification_of_logits(
 ) -> Verification:
     """Return the verification of one model's logits [B, T, V]; softmax is computed on first use.
 
-    `eos_masks` are those of the constraints, `forced` tokens [B, T] those of the state. `choose` replaces the argmax.
+    `masks` are those of the constraints, `forced` tokens [B, T] those of the state. `choose` replaces the argmax.
     """
-    best = constraints.force(constraints.best(logits, *eos_masks, choose), forced)
+    best = constraints.force(constraints.best(logits, masks, choose), forced)
 
     def log_probs() -> Tensor:
         values = engine.log_softmax(logits)
-        constraints.apply_masks(values, *eos_masks)
+        constraints.apply_masks(values, masks)
         return values
 
     def log_probs_of_best(width: int) -> Tensor:

@@ -25,6 +25,7 @@ from fairseq_plugins.decoding.gpu.backend import GpuBackend
 from fairseq_plugins.decoding.gpu.kernels import hypotheses as kernels
 from fairseq_plugins.decoding.gpu.model import GpuWeights
 from fairseq_plugins.decoding.native.backend import NativeBackend
+from fairseq_plugins.decoding.suppression import SuppressedTokens
 from fairseq_plugins.errors import ConfigurationError
 from tests.decoding.gpu.interpreter import patch_once
 from tests.strategies import UNSHRUNK, example_count
@@ -39,6 +40,9 @@ SIZES = {
     for side in ("encoder", "decoder")
     for name, value in (("layers", 1), ("attention_heads", 2), ("ffn_embed_dim", 16))
 }
+
+# Half of the words, and others at the beginning; some are left in any case.
+SUPPRESSED = SuppressedTokens(tuple(range(6, 68, 2)), (4, *range(7, 67, 4)))
 
 
 def limits(**given: Any) -> Constraints:
@@ -108,6 +112,7 @@ def check_fairseq() -> None:
             "max_len": st.integers(3, 6),
             "min_len": st.sampled_from([0, 1, 3]),
             "unk_penalty": st.sampled_from([0.0, 1.5, -2.0]),
+            "suppressed": st.sampled_from([SuppressedTokens(), SUPPRESSED]),
         }
     ),
     temperature=st.sampled_from([1.0, 1.7]),

@@ -126,8 +126,8 @@ def copies() -> None:
         generator = random.Random(int(lookup))
         texts = _texts(lookup, generator)
         sizes = Sizes(len(texts), most, 64, width)
-        batch = Batch(sizes, device)
-        batch.limits.copy_(torch.tensor([PAD, UNK, EOS, 0, most, 0, EOS, 0]))
+        batch = Batch(sizes, EOS + 1, device)
+        batch.set_limits(PAD, UNK, EOS, (0, most), first_token=EOS)
         batch.active.fill_(1)
         max_match = reference.NEAREST_MAX_MATCH if lookup == Lookup.NEAREST else reference.MAX_MATCH
         drafter = CopyDrafter(lookup, max_match, width)

@@ -91,6 +91,28 @@ def features() -> None:
         assert max(map(max, ours.emitted)) > 1
 
 
+def suppressed() -> None:
+    """No output has suppressed tokens, with relaxed acceptance either."""
+    model = make_transformer(TASK, 1, **SMALL)
+    sizes = {**SMALL, "decoder_layers": 1, "drafter_context": "features"}
+    drafter = make_drafter(TASK, 10, 4, verifier=model, **sizes)
+    plain = ids(decoded(model, Options("greedy"), None, TorchBackend, LENGTHS))
+    used, first = sorted({token for output in plain for token in output[:-1]})[::2], {output[0] for output in plain}
+    given = {
+        "tokens_to_suppress": [TASK.target_dictionary[token] for token in used],
+        "begin_suppressed": tuple(sorted(first)),
+    }
+    for how, own in (
+        (Options("greedy"), None),
+        (Options("gad++", top_beta=3, tau=5.0), drafter),
+    ):
+        ours, theirs = (decoded(model, how, own, kind, LENGTHS, **given) for kind in (GpuBackend, TorchBackend))
+        assert ids(ours) == ids(theirs)
+        assert not {*used} & {token for output in ids(ours) for token in output}
+        assert not first & {output[0] for output in ids(ours)}
+        assert ids(ours) != plain
+
+
 def half() -> None:
     """In half precision bits are the same alone, in a batch, and with drafts."""
     for dtype in (torch.float16, torch.bfloat16):
@@ -148,7 +170,14 @@ def parts() -> None:
         torch.testing.assert_close(results[1][:, row].sum(0), expected, rtol=1e-2, atol=1e-2)
 
 
-CHECKS = {"greedy": greedy, "features": features, "half": half, "long_outputs": long_outputs, "parts": parts}
+CHECKS = {
+    "greedy": greedy,
+    "features": features,
+    "suppressed": suppressed,
+    "half": half,
+    "long_outputs": long_outputs,
+    "parts": parts,
+}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

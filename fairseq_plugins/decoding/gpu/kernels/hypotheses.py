@@ -30,7 +30,7 @@ def hypothesis_rows(
     positions,  # [rows]
     slots,  # [rows]
     only,
-    no_eos,
+    row_limits,
     watched,
     active,
     columns,
@@ -63,7 +63,7 @@ def hypothesis_rows(
     )  # fmt: skip
     tl.store(positions + row, length)
     tl.store(slots + row, (tl.load(bases + sentence) + length * BEAM + own).to(tl.int32))
-    alone = store_limits(prefix + sentence * prefix_stride, limits, only, no_eos, row, length)
+    alone = store_limits(prefix + sentence * prefix_stride, limits, only, row_limits, row, length)
     tl.store(watched + row, alone)
 
 

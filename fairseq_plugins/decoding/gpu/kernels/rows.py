@@ -3,7 +3,10 @@
 import triton
 import triton.language as tl
 
+from fairseq_plugins.decoding.gpu import batch
 from fairseq_plugins.decoding.gpu.kernels.layers import ALL_ROWS, wait
+
+ALWAYS, TOO_EARLY, AT_BEGINNING = (tl.constexpr(bit) for bit in (batch.ALWAYS, batch.TOO_EARLY, batch.AT_BEGINNING))
 
 
 @triton.jit
@@ -39,7 +42,7 @@ def forced_token(prefix, limits, position):
 
 
 @triton.jit
-def store_limits(prefix, limits, only, no_eos, row, position):
+def store_limits(prefix, limits, only, row_limits, row, position):
     """Store fairseq's limits of a row; return the only allowed token, -1 where several are.
 
     A prefix, then no EOS before the minimum length, and only EOS from the maximum length on.
@@ -48,7 +51,9 @@ def store_limits(prefix, limits, only, no_eos, row, position):
     forced = forced_token(prefix, limits, position)
     alone = tl.where((forced >= 0) | (position < max_len), forced, tl.load(limits + 2))
     tl.store(only + row, alone)
-    tl.store(no_eos + row, ((position < min_len) & (position >= tl.minimum(prefix_width, max_len))).to(tl.int32))
+    beginning = tl.minimum(prefix_width, max_len)
+    too_early = tl.where((position < min_len) & (position >= beginning), TOO_EARLY, 0)
+    tl.store(row_limits + row, too_early + tl.where(position == beginning, AT_BEGINNING, 0) + ALWAYS)
     return alone
 
 
@@ -69,7 +74,7 @@ def verified_rows(
     positions,  # [rows]
     slots,  # [rows]; -1 for rows of no token
     only,
-    no_eos,
+    row_limits,
     watched,
     needed,  # [B], how many rows the next launches but the first need
     active,
@@ -128,7 +133,7 @@ def verified_rows(
     tl.store(positions + row, tl.where(step <= count, position, length))
     slot = tl.load(bases + sentence) + position
     tl.store(slots + row, tl.where(step <= count, slot, -1))
-    alone = store_limits(own_prefix, limits, only, no_eos, row, position)
+    alone = store_limits(own_prefix, limits, only, row_limits, row, position)
     next_token = tl.load(own_draft + step, mask=step < count, other=-1)
     tl.store(watched + row, tl.where(alone >= 0, alone, next_token))
 

@@ -3,12 +3,14 @@
 import triton
 import triton.language as tl
 
+from fairseq_plugins.decoding.gpu import batch
 from fairseq_plugins.decoding.gpu.kernels.drawing import drawn_token
 from fairseq_plugins.decoding.gpu.kernels.layers import ALL_ROWS, is_live, product, wait
 from fairseq_plugins.decoding.gpu.kernels.noise import noise
 
 # Columns of the limits of a batch on the device, int32: special symbols, lengths, --sampling-topk.
 PAD, UNK, EOS, MIN_LEN, MAX_LEN, PREFIX, FIRST, TOPK = (tl.constexpr(number) for number in range(8))
+TOKENS = tl.constexpr(batch.TOKENS)  # from here on: bits of each token
 
 
 @triton.jit(do_not_specialize=["rows", "per_sentence", "skipped"])
@@ -26,7 +28,7 @@ def vocabulary(
     bias,
     limits,  # int32, see above
     penalties,  # fp32: of unk, the temperature, and --sampling-topp
-    no_eos,  # [rows], whether EOS is forbidden
+    row_limits,  # [rows], bits of `batch.TOKENS`
     watched,  # [rows], a token whose score is wanted, -1 for none
     watched_scores,  # [rows]
     best_scores,  # [rows, tiles, BEST], of the best allowed tokens of a tile, the best first
@@ -108,8 +110,9 @@ def vocabulary(
             token = tl.load(watched + row, mask=is_row, other=-1)
             found = tl.sum(tl.where(output[None, :] == token[:, None], total, 0.0), 1)
             tl.store(watched_scores + row, found, is_row & (token // OUTPUTS == tile) & (token >= 0))
-            ends = (output == tl.load(limits + 2))[None, :] & (tl.load(no_eos + row, mask=is_row, other=0) > 0)[:, None]
-            total = tl.where(ends | (output == tl.load(limits))[None, :], float("-inf"), total)
+            of_tokens = tl.load(limits + TOKENS + output, mask=output < outputs, other=0)
+            of_rows = tl.load(row_limits + row, mask=is_row, other=-1)
+            total = tl.where((of_tokens[None, :] & of_rows[:, None]) != 0, float("-inf"), total)
     if STORES:
         ok = is_row[:, None] & (output[None, :] < outputs)
         tl.store(all_scores + row[:, None] * outputs + output[None, :], total, ok)
@@ -208,7 +211,7 @@ def accept(
     watched_scores,
     best_scores,
     only,
-    no_eos,
+    row_limits,
     limits,
     draft,  # [B, draft_stride]
     num_drafted,  # [B]
@@ -255,8 +258,9 @@ def accept(
         score = tl.load(watched_scores + row, mask=is_drafted, other=0.0)
         of_draft = score - tl.load(normalizers + row, mask=is_drafted, other=0.0)
         alone = tl.load(only + row, mask=is_drafted, other=-1)
-        early = tl.load(no_eos + row, mask=is_drafted, other=0) > 0
-        allowed = is_drafted & (alone < 0) & (drafted != tl.load(limits)) & ~((drafted == end) & early)
+        of_rows = tl.load(row_limits + row, mask=is_drafted, other=0)
+        of_tokens = tl.load(limits + TOKENS + drafted, mask=is_drafted, other=0)
+        allowed = is_drafted & (alone < 0) & ((of_tokens & of_rows) == 0)
         if BETA > 0:
             better = tl.zeros((STEPS,), tl.int32)
             for first in range(0, tiles * BEST, CHUNK):

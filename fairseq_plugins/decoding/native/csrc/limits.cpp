@@ -19,8 +19,21 @@ void apply_temperature(float* scores, int64_t count, const SentenceLimits& limit
     for (int64_t i = 0; i < count; ++i) scores[i] /= limits.temperature;
 }
 
+namespace {
+
+constexpr float FORBIDDEN = -std::numeric_limits<float>::infinity();
+
+// Sets the scores of the tokens `begin` .. `end` that are among these to -inf.
+void forbid(float* scores, int64_t begin, int64_t end, const std::vector<int64_t>& tokens) {
+    for (auto token = std::lower_bound(tokens.begin(), tokens.end(), begin); token != tokens.end() && *token < end;
+         ++token) {
+        scores[*token - begin] = FORBIDDEN;
+    }
+}
+
+}  // namespace
+
 void constrain(float* scores, int64_t begin, int64_t end, const Limits& limits, int64_t sentence, int64_t position) {
-    constexpr float FORBIDDEN = -std::numeric_limits<float>::infinity();
     const auto at = [&](int64_t token) { return begin <= token && token < end ? scores + token - begin : nullptr; };
     if (float* unk = at(limits.unk)) *unk -= limits.of(sentence).unk_penalty;
     const int64_t only = limits.only(sentence, position);
@@ -34,6 +47,8 @@ void constrain(float* scores, int64_t begin, int64_t end, const Limits& limits, 
     if (float* pad = at(limits.pad)) *pad = FORBIDDEN;
     float* eos = at(limits.eos);
     if (eos && limits.is_too_early(sentence, position)) *eos = FORBIDDEN;
+    forbid(scores, begin, end, limits.of(sentence).suppressed);
+    if (position == limits.beginning(sentence)) forbid(scores, begin, end, limits.of(sentence).begin_suppressed);
 }
 
 namespace {
@@ -59,7 +74,7 @@ int64_t choose_token(float* scores, float shift, const Limits& limits, int64_t s
         // Tokens that are no better are not kept, either.
         const float rejected = scores[token];
         for (int64_t i = 0; i < size; ++i) {
-            scores[i] = scores[i] <= rejected ? -std::numeric_limits<float>::infinity() : scores[i];
+            scores[i] = scores[i] <= rejected ? FORBIDDEN : scores[i];
         }
     }
 }

@@ -18,6 +18,8 @@ struct SentenceLimits {
     std::vector<int64_t> noise_key;
     int64_t topk = 0;  // --sampling-topk, 0 for none
     float topp = 0;    // --sampling-topp, 0 for none
+    // Tokens that are never chosen, in ascending order, and those that do not begin an output; a prefix has them.
+    std::vector<int64_t> suppressed, begin_suppressed;
 };
 
 struct Limits {
@@ -35,10 +37,15 @@ struct Limits {
         return token == pad ? -1 : token;
     }
 
+    // Returns the first position after the prefix.
+    int64_t beginning(int64_t sentence) const {
+        const SentenceLimits& own = of(sentence);
+        return std::min<int64_t>(own.prefix.size(), own.max_len);
+    }
+
     // Whether EOS is forbidden at a position. Inside a prefix fairseq ignores the minimum length.
     bool is_too_early(int64_t sentence, int64_t position) const {
-        const SentenceLimits& own = of(sentence);
-        return position < own.min_len && position >= std::min<int64_t>(own.prefix.size(), own.max_len);
+        return position < of(sentence).min_len && position >= beginning(sentence);
     }
 
     // Returns the only allowed token: a forced one, or EOS at the maximum length; -1 if several are allowed.

@@ -155,8 +155,10 @@ def best_candidates(state: DecodingState, log_probs: Tensor, strategy: SearchStr
     if strategy is not None:
         strategy.add_language_model(state, log_probs)
     log_probs.masked_fill_(log_probs.isnan(), -torch.inf)
+    forced = _forced(state)
+    given = None if forced is None else constraints.penalised(log_probs.gather(1, forced[:, None]), forced[:, None])
     constraints.apply(log_probs[:, None], state.lengths, span.shortest, span.longest)
-    ends = None if constraints.prefix is None else _force(state, log_probs)
+    ends = None if forced is None or given is None else _force(state, log_probs, forced, given)
     if constraints.no_repeat_ngram_size:
         _forbid_repetition(state, log_probs)
     own, before = log_probs.unflatten(0, (-1, beams.size)), beams.scores.view(-1, beams.size)
@@ -206,17 +208,24 @@ def _top(total: Tensor, count: int, vocabulary: int) -> Candidates:
     return Candidates(scores, index % vocabulary, index // vocabulary)
 
 
-def _force(state: DecodingState, log_probs: Tensor) -> Tensor | None:
-    """Forbid all but the token of `--prefix-size`, in place; return the sentences [B] whose forced token is EOS."""
-    constraints, beams = state.constraints, state.beams
-    prefix, position = constraints.prefix, state.span.longest
-    assert beams is not None and prefix is not None
-    if position >= min(prefix.size(1), constraints.max_len):
+def _forced(state: DecodingState) -> Tensor | None:
+    """Return the tokens [R] of `--prefix-size` at this step, `pad` for a free one; None after the prefix."""
+    prefix, position = state.constraints.prefix, state.span.longest
+    if prefix is None or position >= state.constraints.beginning:
         return None
-    forced = prefix[from_host(state.sentences, prefix.device), position]
-    others = torch.ones_like(log_probs, dtype=torch.bool).scatter_(1, forced[:, None], False)
-    log_probs.masked_fill_(others & (forced != constraints.pad)[:, None], -torch.inf)
-    return (forced == constraints.eos)[:: beams.size]
+    return prefix[from_host(state.sentences, prefix.device), position]
+
+
+def _force(state: DecodingState, log_probs: Tensor, forced: Tensor, given: Tensor) -> Tensor:
+    """Forbid all but forced tokens [R], in place; return the sentences [B] whose forced token is EOS.
+
+    `given` [R, 1] are the log-probabilities of forced tokens, which may be suppressed ones.
+    """
+    assert state.beams is not None
+    is_free = (forced == state.constraints.pad)[:, None]
+    only = torch.full_like(log_probs, -torch.inf).scatter_(1, forced[:, None], given)
+    log_probs.copy_(torch.where(is_free, log_probs, only))
+    return (forced == state.constraints.eos)[:: state.beams.size]
 
 
 def _forbid_repetition(state: DecodingState, log_probs: Tensor) -> None:

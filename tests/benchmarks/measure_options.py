@@ -1,0 +1,360 @@
+"""Measure sampling, alignments and fairseq's other searches on captions: `python -m tests.benchmarks.measure_options`.
+
+    python -m tests.benchmarks.measure_options SOURCES REFERENCES [PART...]
+
+SOURCES and REFERENCES are captions in English and German, a line each, such as the test set of Multi30k. Each part
+prints rows of a Markdown table: `samples`, `distribution`, `speed`, `searches`.
+"""
+
+import argparse
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq.search import Sampling as FairseqSampling
+from fairseq.sequence_generator import SequenceGenerator
+
+import fairseq_plugins
+from fairseq_plugins import Model, Translation
+from tests.support import REPOSITORY
+
+SMALL, BASE = (REPOSITORY / "checkpoints" / name for name in ("multi30k.en-de", "multi30k-base.en-de"))
+Ids = list[list[tuple[str, ...]]]
+
+
+@cache
+def model(decoder: str, folder: Path = SMALL, threads: int = 1, **options: Any) -> Model:
+    """Return a model of the repository on the CPU."""
+    return fairseq_plugins.load(folder, decoder=decoder, device="cpu", threads=threads, **options)
+
+
+def cut(texts: Sequence[str], folder: Path = SMALL) -> list[list[str]]:
+    """Return texts as subwords."""
+    return [model("greedy", folder).tokenize(text) for text in texts]
+
+
+def hypotheses(translations: Sequence[Translation]) -> Ids:
+    """Return the subwords of all hypotheses of each sentence."""
+    return [[tuple(each.tokens) for each in (one, *one.alternatives)] for one in translations]
+
+
+def row(*cells: object) -> None:
+    """Print a row of the table."""
+    print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+
+# Sampled ids
+
+
+def samples(sources: list[str], _: list[str]) -> None:
+    """Compare sampled ids of decoders, batches, threads, and of the kernels with PyTorch."""
+    texts = cut(sources)
+    ways: list[dict[str, Any]] = [
+        {"decoder": decoder, "threads": threads, "batch_size": size}
+        for decoder in ("greedy", "gad", "gs-jacobi")
+        for threads in (1, 2)
+        for size in (1, 7, 32)
+    ]
+    in_torch: list[dict[str, Any]] = [
+        {"decoder": "greedy", "batch_size": 32},
+        *({"decoder": "gad", "threads": threads, "batch_size": size} for threads, size in ((2, 7), (1, 32))),
+    ]
+    for options in (
+        {"temperature": 0.5}, {}, {"temperature": 1.5}, {"sampling_topk": 10}, {"sampling_topp": 0.9},
+        {"sampling_topp": 0.8, "temperature": 1.5}, {"sampling_topk": 5, "temperature": 0.7},
+    ):  # fmt: skip
+        shown = ", ".join(f"{name.removeprefix('sampling_')} {value}" for name, value in options.items())
+        found = [drawn(texts, options, **way) for way in (ways if len(options) < 2 else ways[::5])]
+        torchs = [drawn(texts, options, no_compiled_steps=True, **way) for way in in_torch]
+        row(
+            f"sampled ids, {shown or 'no option'}", f"{len(texts)} sentences",
+            f"kernels: {sum(one == found[0] for one in found)} of {len(found)} runs equal",
+            f"PyTorch: {sum(one == torchs[0] for one in torchs)} of {len(torchs)} runs equal",
+            f"kernels and PyTorch: {equal(found[0], torchs[0])} sentences equal",
+        )  # fmt: skip
+
+
+def drawn(
+    texts: list[list[str]], options: dict[str, Any], decoder: str, batch_size: int, threads: int = 1, **how: Any
+) -> Ids:
+    own = model(decoder, threads=threads, **how)
+    return hypotheses(own.translate_batch(texts, sampling=True, seed=1, batch_size=batch_size, **options))
+
+
+def equal(first: Ids, second: Ids) -> str:
+    return f"{sum(one == other for one, other in zip(first, second, strict=True))} of {len(first)}"
+
+
+# Distribution
+
+
+def distribution(sources: list[str], _: list[str], count: int = 100_000) -> None:
+    """Compare samples with the model's softmax, and with fairseq's sampler, by chi-square."""
+    own = model("gad")
+    session = own._session
+    (verifier,), target = session.models, session.task.target_dictionary
+    for options in ({}, {"sampling_topk": 10}, {"sampling_topp": 0.9, "temperature": 1.2}, {"temperature": 0.7}):
+        shown = ", ".join(f"{name.removeprefix('sampling_')} {value}" for name, value in options.items())
+        for source, longest in ((sources[0], 1), (sources[0], 3)):
+            words = own.tokenize(source)
+            limits = {"max_len_a": 0, "max_len_b": longest}
+            ours: Counter[tuple[int, ...]] = Counter()
+            for begin in range(0, count, 5000):
+                (best,) = own.translate_batch(
+                    [words], numbers=[begin], sampling=True, num_hypotheses=5000, **limits, **options
+                )
+                for each in (best, *best.alternatives):
+                    ours[tuple(target.index(token) for token in each.tokens)] += 1
+            ids = own._text.source(words)
+            expected = probabilities(verifier, ids, list(ours), longest, target, options)
+            outputs = f"{longest} token" if longest == 1 else f"outputs of up to {longest} tokens"
+            row(
+                f"{count:,} samples of {outputs}, {shown or 'no option'}",
+                "against the model's softmax",
+                against(ours, expected, count),
+            )
+            theirs = fairseqs(verifier, ids, target, longest, count, options)
+            row(
+                f"{count:,} samples of {outputs}, {shown or 'no option'}",
+                "against fairseq's sampler",
+                between(ours, theirs),
+            )
+
+
+@torch.no_grad()
+def probabilities(
+    verifier: Any,
+    source: torch.Tensor,
+    outputs: list[tuple[int, ...]],
+    longest: int,
+    target: Any,
+    options: dict[str, Any],
+) -> dict[tuple[int, ...], float]:
+    """Return the probability of each output by fairseq's own model; outputs end with EOS, forced after `longest`."""
+    encoded = verifier.encoder(source[None], torch.tensor([len(source)]))
+    topk, topp = options.get("sampling_topk", 0), options.get("sampling_topp", 0.0)
+
+    @cache
+    def after(prefix: tuple[int, ...]) -> torch.Tensor:
+        """Return the probabilities of the next token."""
+        logits = verifier.decoder(torch.tensor([[target.eos(), *prefix]]), encoder_out=encoded)[0][0, -1].double()
+        log_probs = (logits / options.get("temperature", 1.0)).log_softmax(-1)
+        log_probs[target.pad()] = -torch.inf
+        if not prefix:
+            log_probs[target.eos()] = -torch.inf
+        ordered = log_probs.sort(descending=True)
+        kept = len(log_probs)
+        if topp:
+            kept = int((ordered.values.exp().cumsum(0) < topp).sum()) + 1
+        elif topk:
+            kept = topk
+        allowed = torch.zeros_like(log_probs).scatter_(0, ordered.indices[:kept], ordered.values[:kept].exp())
+        return allowed / allowed.sum()
+
+    found = {}
+    for output in outputs:
+        steps = [*output, *([target.eos()] if len(output) < longest else [])]
+        value = 1.0
+        for position, token in enumerate(steps):
+            value *= float(after(tuple(steps[:position]))[token])
+        found[output] = value
+    return found
+
+
+def fairseqs(
+    verifier: Any, source: torch.Tensor, target: Any, longest: int, count: int, options: dict[str, Any]
+) -> Counter[tuple[int, ...]]:
+    """Return samples of fairseq's own generator."""
+    search = FairseqSampling(target, options.get("sampling_topk", -1), options.get("sampling_topp", -1.0))
+    generator = SequenceGenerator(
+        [verifier], target, beam_size=5, max_len_a=0, max_len_b=longest, search_strategy=search,
+        temperature=options.get("temperature", 1.0),
+    )  # fmt: skip
+    torch.manual_seed(1)
+    size = 500
+    sample = {"net_input": {"src_tokens": source.repeat(size, 1), "src_lengths": torch.tensor([len(source)] * size)}}
+    drawn_ids: Counter[tuple[int, ...]] = Counter()
+    for _ in range(count // (5 * size)):
+        for of_sentence in generator.generate([verifier], sample):
+            drawn_ids.update(tuple(each["tokens"].tolist()[:-1]) for each in of_sentence)
+    return drawn_ids
+
+
+def chi_square(terms: list[float], freedom: int) -> str:
+    statistic = torch.tensor(sum(terms), dtype=torch.double)
+    p = float(torch.special.gammaincc(torch.tensor(freedom / 2, dtype=torch.double), statistic / 2))
+    return f"chi-square {float(statistic):.0f} with {freedom} degrees of freedom, p = {p:.3f}"
+
+
+def against(ours: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float], count: int) -> str:
+    """Return chi-square of counts against probabilities; outputs expected fewer than 10 times are one cell."""
+    common = [output for output in ours if expected[output] * count >= 10]
+    observed = [ours[output] for output in common]
+    wanted = [expected[output] * count for output in common]
+    # Also those that were never drawn.
+    observed.append(count - sum(observed))
+    wanted.append(count - sum(wanted))
+    return chi_square([(a - b) ** 2 / b for a, b in zip(observed, wanted, strict=True)], len(wanted) - 1)
+
+
+def between(ours: Counter[tuple[int, ...]], theirs: Counter[tuple[int, ...]]) -> str:
+    """Return chi-square of two sets of as many samples; outputs found fewer than 20 times are one cell."""
+    common = [output for output in ours | theirs if ours[output] + theirs[output] >= 20]
+    pairs = [(ours[output], theirs[output]) for output in common]
+    pairs.append((ours.total() - sum(a for a, _ in pairs), theirs.total() - sum(b for _, b in pairs)))
+    return chi_square([(a - b) ** 2 / (a + b) for a, b in pairs if a + b], len(pairs) - 1)
+
+
+# Speed
+
+
+def seconds(run: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def speed(sources: list[str], _: list[str], repeats: int = 5) -> None:
+    """Time sentences one by one on one thread with the base pair; print medians of the ratios of interleaved runs."""
+    texts = cut(sources[:40], BASE)
+
+    def translate(decoder: str, **options: Any) -> Callable[[], Any]:
+        return lambda: model(decoder, BASE).translate_batch(texts, batch_size=1, max_len_b=60, **options)
+
+    drawing = {"sampling": True, "seed": 1}
+    runs = {"greedy": translate("greedy"), "greedy, sampling": translate("greedy", **drawing)}
+    for temperature in (0.5, 0.7, 1.0):
+        warm = {**drawing, "temperature": temperature}
+        runs[f"greedy, {temperature}"] = translate("greedy", **warm)
+        runs[f"gad, {temperature}"] = translate("gad", **warm)
+    # fairseq's own sampler draws other outputs of the same model: seconds a token are compared.
+    runs["fairseq, 0.7"] = translate("beam", sampling=True, temperature=0.7, beam=1)
+    tokens, times = {}, {name: [] for name in runs}
+    for number in range(repeats + 1):
+        for name, run in runs.items():
+            before = time.perf_counter()
+            translations = run()
+            if number:  # the first run warms up
+                times[name].append(time.perf_counter() - before)
+                tokens[name] = sum(len(one.tokens) + 1 for one in translations)
+
+    def ratio(slow: str, fast: str) -> str:
+        ratios = [a / tokens[slow] / (b / tokens[fast]) for a, b in zip(times[slow], times[fast], strict=True)]
+        return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+    place = "base pair, batch 1, one thread, tokens per second"
+    row("sampling / greedy, without drafts", place, ratio("greedy", "greedy, sampling"))
+    for temperature in (0.5, 0.7, 1.0):
+        translations = runs[f"gad, {temperature}"]()
+        emitted = sum(len(one.tokens) + 1 for one in translations) / sum(one.iterations or 0 for one in translations)
+        row(
+            f"`gad` sampling / sampling without drafts, temperature {temperature}", place,
+            f"{ratio(f'greedy, {temperature}', f'gad, {temperature}')}; {emitted:.2f} tokens per iteration",
+        )  # fmt: skip
+    row("`gad` sampling / fairseq `--sampling`, temperature 0.7", place, ratio("fairseq, 0.7", "gad, 0.7"))
+    row("sampling without drafts / fairseq `--sampling`, temperature 0.7", place, ratio("fairseq, 0.7", "greedy, 0.7"))
+
+
+# Alignments and fairseq's other searches
+
+
+def searches(sources: list[str], references: list[str], count: int = 461) -> None:
+    """Compare all hypotheses and alignments with those of fairseq's own search, beam 5."""
+    texts, words = cut(sources[:count]), cut(references[:count])
+    # Up to two phrases of each reference, in the order in which it has them: words 2 to 3, and the last one.
+    phrases = [phrases_of(one) for one in words]
+    plain: dict[str, Any] = {"beam": 5, "num_hypotheses": 5, "batch_size": 16}
+    cases: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "alignments (hard)": ({}, {"alignments": True}),
+        "constraints, ordered": ({}, {"constraints": phrases}),
+        "constraints, unordered": (
+            {}, {"constraints": [one[::-1] for one in phrases], "constraint_order": "unordered"}
+        ),
+        "diverse beams, 5 groups": ({"diverse_beam_groups": 5}, {}),
+        "diverse siblings, rate 0.5": ({"diversity_rate": 0.5}, {}),
+        "lengths of sources": ({"match_source_len": True}, {}),
+        "suppressed tokens": ({"suppress_tokens": ["\u2581Ein", "\u2581ein", "."]}, {}),
+    }  # fmt: skip
+    for name, (of_load, of_call) in cases.items():
+        ours, theirs = (model(decoder, **of_load) for decoder in ("fast-beam", "beam"))
+        found: dict[str, list[Translation]] = {}
+        times: dict[str, list[float]] = {"ours": [], "theirs": []}
+        for _ in range(2):
+            for who, own in (("ours", ours), ("theirs", theirs)):
+                began = time.perf_counter()
+                found[who] = own.translate_batch(texts, **plain, **of_call)
+                times[who].append(time.perf_counter() - began)
+        both = list(zip(found["ours"], found["theirs"], strict=True))
+        same = sum(
+            one.tokens == other.tokens and one.alignment == other.alignment
+            and [each.tokens for each in one.alternatives] == [each.tokens for each in other.alternatives]
+            for one, other in both
+        )  # fmt: skip
+        best = sum(one.tokens == other.tokens for one, other in both)
+        ratio = min(times["theirs"]) / min(times["ours"])
+        row(
+            name, f"best outputs of {best} of {len(texts)}, all 5 hypotheses of {same}",
+            f"{ratio:.1f} times fairseq's speed",
+        )  # fmt: skip
+    soft(texts)
+
+
+def phrases_of(words: list[str]) -> list[list[str]]:
+    """Return two phrases of a sentence given as subwords: whole words."""
+    begins = [n for n, word in enumerate(words) if word.startswith("\u2581")]
+    if len(begins) < 4:
+        return []
+    return [words[begins[1] : begins[3]], words[begins[-1] :]]
+
+
+def soft(texts: list[list[str]]) -> None:
+    """Compare soft alignments, the attention of each token of the best outputs, with fairseq's own."""
+    ours, theirs = (model(decoder) for decoder in ("fast-beam", "beam"))
+    equal_outputs, found, seconds_of = 0, {}, {}
+    for who, own in (("ours", ours), ("theirs", theirs)):
+        session = own._session
+        generator = session.generator(beam=5, nbest=1, print_alignment="soft")
+        sources = [own._text.source(words) for words in texts]
+        order = sorted(range(len(sources)), key=lambda number: len(sources[number]))  # noqa: B023
+        dataset = own._dataset(sources)
+        began, outputs = time.perf_counter(), {}
+        for batch in session.batches(dataset, order, 16):
+            numbers = batch["id"].tolist()
+            outputs |= dict(zip(numbers, session.decode(generator, batch), strict=True))
+        seconds_of[who] = time.perf_counter() - began
+        found[who] = [outputs[number][0] for number in range(len(sources))]
+    for one, other in zip(found["ours"], found["theirs"], strict=True):
+        first, second = (torch.as_tensor(each["alignment"]) for each in (one, other))
+        equal_outputs += first.shape == second.shape and bool(torch.allclose(first.float(), second.float(), atol=1e-4))
+    ratio = seconds_of["theirs"] / seconds_of["ours"]
+    row("alignments (soft)", f"best outputs of {equal_outputs} of {len(texts)}", f"{ratio:.1f} times fairseq's speed")
+
+
+PARTS = {"samples": samples, "distribution": distribution, "speed": speed, "searches": searches}
+
+
+def main() -> None:
+    """Measure the parts named on the command line; default: all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sources", type=Path)
+    parser.add_argument("references", type=Path)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []])
+    parser.add_argument("--sentences", type=int, default=1000)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    both = (
+        file.read_text(encoding="utf-8").splitlines()[: arguments.sentences]
+        for file in (arguments.sources, arguments.references)
+    )
+    sources, references = both
+    for name in arguments.parts or PARTS:
+        PARTS[name](sources, references)
+
+
+if __name__ == "__main__":
+    main()
