@@ -67,6 +67,17 @@ class Session:
                 raise
         return model
 
+    @cached_property
+    def language_model(self) -> Any:
+        """The model of --lm-path, as fairseq-generate loads it; None without it."""
+        path = self.cfg.generation.lm_path
+        if path is None:
+            return None
+        overrides = {"data": self.cfg.task.data}  # which has its dictionary, dict.txt
+        state, _ = read_state(path, "--lm-path", overrides)
+        (model,), _ = checkpoint_utils.load_model_ensemble([path], overrides, None, state=state)
+        return self.prepared(model)
+
     def prepared(self, model: FairseqEncoderDecoderModel) -> FairseqEncoderDecoderModel:
         """Move a model to the device, in the precision of the options, and prepare it for inference."""
         kind = precision(self.cfg)
@@ -120,7 +131,12 @@ class Session:
         `models` default to those of --path.
         """
         options = self.generation(**generation)
-        generator = self.task.build_generator(self.models if models is None else models, options)
+        given = self.models if models is None else models
+        if self.language_model is None:
+            generator = self.task.build_generator(given, options)
+        else:
+            more = {"lm_model": self.language_model, "lm_weight": options.lm_weight}
+            generator = self.task.build_generator(given, options, extra_gen_cls_kwargs=more)
         generator.weights_are_fixed = True
         return generator
 

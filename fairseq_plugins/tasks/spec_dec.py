@@ -55,7 +55,10 @@ class Translation(TranslationTask):
         """Build fairseq's generator, which leaves `--forced-first-token` out of the text."""
         first = self._first_token("forced_first_token", self.target_dictionary)
         if first is not None:
-            named["extra_gen_cls_kwargs"] = {"symbols_to_strip_from_output": {first}}
+            named["extra_gen_cls_kwargs"] = {
+                **(named.get("extra_gen_cls_kwargs") or {}),
+                "symbols_to_strip_from_output": {first},
+            }
         return super().build_generator(*args, **named)
 
     def inference_step(

@@ -12,16 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fairseq_plugins.decoding.gpu.kernels.rows import ALWAYS, AT_BEGINNING, TOKENS, TOO_EARLY
 from fairseq_plugins.decoding.gpu.runner import PART, PART_OF_BEAMS, Draw
 
 # Rows of a tile of the encoder: a source begins at a multiple of this.
 TILE = 16
 STATUS = 5  # numbers of a place in `status`
 _ROWS = 32  # of each place in a step
-# Which tokens a row must not choose: bits of a row, and of each token in `Batch.limits` from a column on. A token is
-# forbidden if both have a bit.
-TOKENS = 8
-ALWAYS, TOO_EARLY, AT_BEGINNING = 1, 2, 4
+_TOKENS = TOKENS.value
+_BITS = ALWAYS.value, TOO_EARLY.value, AT_BEGINNING.value
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class Batch:
         self.source = zeros(places, sizes.sources + TILE)
         self.source_lengths, self.source_ends = zeros(places), zeros(places)
         self.bases, self.source_bases = (zeros(places, dtype=torch.long) for _ in range(2))
-        self.limits, self.penalties = zeros(TOKENS + vocabulary), zeros(3, dtype=torch.float32)
+        self.limits, self.penalties = zeros(_TOKENS + vocabulary), zeros(3, dtype=torch.float32)
         self.noise_keys = zeros(places, 4)
         self._limits_of_tokens: tuple[Sequence[int], ...] = ()
         self.prefix = zeros(places, sizes.outputs)
@@ -124,14 +123,14 @@ class Batch:
             topk: tokens that may be drawn; 0 for no limit.
         """
         limits = [pad, unk, eos, *lengths, prefix_width, first_token, topk]
-        self.limits[:TOKENS].copy_(torch.tensor(limits, dtype=torch.int32))
+        self.limits[:_TOKENS].copy_(torch.tensor(limits, dtype=torch.int32))
         everywhere, at_beginning = suppressed
         of_tokens = (pad, *everywhere), (eos,), at_beginning
         if of_tokens != self._limits_of_tokens:
-            bits = torch.zeros(len(self.limits) - TOKENS, dtype=torch.int32)
-            for bit, tokens in zip((ALWAYS, TOO_EARLY, AT_BEGINNING), of_tokens, strict=True):
+            bits = torch.zeros(len(self.limits) - _TOKENS, dtype=torch.int32)
+            for bit, tokens in zip(_BITS, of_tokens, strict=True):
                 bits[[token for token in tokens if token >= 0]] |= bit
-            self.limits[TOKENS:].copy_(bits)
+            self.limits[_TOKENS:].copy_(bits)
             self._limits_of_tokens = of_tokens
 
     def fitting(self, output: int, source: int) -> int:

@@ -3,10 +3,12 @@
 import triton
 import triton.language as tl
 
-from fairseq_plugins.decoding.gpu import batch
 from fairseq_plugins.decoding.gpu.kernels.layers import ALL_ROWS, wait
 
-ALWAYS, TOO_EARLY, AT_BEGINNING = (tl.constexpr(bit) for bit in (batch.ALWAYS, batch.TOO_EARLY, batch.AT_BEGINNING))
+# Which tokens a row must not choose: bits of a row, and of each token, in the limits of a batch from a column on. A
+# token is forbidden if both have a bit.
+TOKENS = tl.constexpr(8)
+ALWAYS, TOO_EARLY, AT_BEGINNING = (tl.constexpr(bit) for bit in (1, 2, 4))
 
 
 @triton.jit

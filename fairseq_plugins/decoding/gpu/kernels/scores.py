@@ -3,14 +3,13 @@
 import triton
 import triton.language as tl
 
-from fairseq_plugins.decoding.gpu import batch
 from fairseq_plugins.decoding.gpu.kernels.drawing import drawn_token
 from fairseq_plugins.decoding.gpu.kernels.layers import ALL_ROWS, is_live, product, wait
 from fairseq_plugins.decoding.gpu.kernels.noise import noise
+from fairseq_plugins.decoding.gpu.kernels.rows import TOKENS
 
 # Columns of the limits of a batch on the device, int32: special symbols, lengths, --sampling-topk.
 PAD, UNK, EOS, MIN_LEN, MAX_LEN, PREFIX, FIRST, TOPK = (tl.constexpr(number) for number in range(8))
-TOKENS = tl.constexpr(batch.TOKENS)  # from here on: bits of each token
 
 
 @triton.jit(do_not_specialize=["rows", "per_sentence", "skipped"])
@@ -28,7 +27,7 @@ def vocabulary(
     bias,
     limits,  # int32, see above
     penalties,  # fp32: of unk, the temperature, and --sampling-topp
-    row_limits,  # [rows], bits of `batch.TOKENS`
+    row_limits,  # [rows], bits: `rows.TOKENS`
     watched,  # [rows], a token whose score is wanted, -1 for none
     watched_scores,  # [rows]
     best_scores,  # [rows, tiles, BEST], of the best allowed tokens of a tile, the best first
