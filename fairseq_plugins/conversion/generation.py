@@ -117,9 +117,12 @@ def _suppressed(
         if name == "bad_words_ids":
             # Hugging Face leaves out EOS here.
             tokens = [token for (token,) in tokens if token != config.get("eos_token_id")]
-        known = [token for token in tokens if isinstance(token, int) and token in names]
+        known = (
+            [token for token in tokens if isinstance(token, int) and token in names] if isinstance(tokens, list) else []
+        )
         if not isinstance(tokens, list) or len(known) < len(tokens):
-            raise ConfigurationError(f"{file}: {name} is {settings[name]!r:.60}, not ids of the model; copy it again")
+            problem = f"{name} is {settings[name]!r:.60}, not ids of the model"
+            raise ConfigurationError(None, file, problem, "copy it again")
         # fairseq never generates the padding.
         found[name] = [names[token] for token in known if token != config.get("pad_token_id")]
     everywhere = found["bad_words_ids"] + found["suppress_tokens"]

@@ -159,6 +159,7 @@ def test_settings_without_effect_are_taken(saved: Path, tmp_path: Path) -> None:
         ("min_length", -1),
         ("length_penalty", "x"),
         ("suppress_tokens", [7, 60]),
+        ("suppress_tokens", 7),
         ("begin_suppress_tokens", ["w7"]),
         ("bad_words_ids", [["w7"]]),
     ],
