@@ -11,7 +11,6 @@
 script=${BASH_SOURCE[0]}
 # shellcheck source=train_scripts/recipe.sh
 source "$(dirname "$script")/recipe.sh" || exit
-source train_scripts/trained.sh
 
 : "${NAME:=generated.en-de}" "${SHAPE:=}"
 : "${REPEATS:=5}" "${TIMING_SENTENCES:=100}" "${BATCH_SIZES:=1,4,8,16,32}" "${THREADS:=1}"
@@ -20,8 +19,12 @@ if [ -n "$SHAPE" ]; then
     models=(--replay "$SHAPE")
 else
     results=results/$NAME/bench
-    find_trained "$NAME" verifier drafter
-    models=("$raw" --path "$verifier" --drafter-path "$drafter" --remove-bpe sentencepiece
+    raw=data-bin/$NAME trained=checkpoints/$NAME
+    for needed in "$raw" "$trained/verifier.pt" "$trained/drafter.pt"; do
+        [ -e "$needed" ] || die "NAME=$NAME: $needed is missing; train the models first: make train (with the same NAME and DATA), or a recipe"
+    done
+    blockwise=$trained/blockwise.pt
+    models=("$raw" --path "$trained/verifier.pt" --drafter-path "$trained/drafter.pt" --remove-bpe sentencepiece
         --skip-invalid-size-inputs-valid-test)
     if [ -e "$blockwise" ]; then models+=(--blockwise-path "$blockwise"); fi
 fi

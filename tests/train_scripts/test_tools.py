@@ -19,7 +19,7 @@ from tests.conftest import TRAINING, Corpus
 from tests.errors import error_about, refused
 from tests.support import run_in_process
 from tests.test_command_line import hypotheses
-from train_scripts.tools import drafter_table, model_card, models
+from train_scripts.tools import model_card, models, tables
 from train_scripts.tools.__main__ import TOOLS, main, parser_of
 
 ODD_LINES = ["Ein Satz, größer als 5 km².", "İstanbul  hat\tviele   Leute …", "a\u2028b\x0bc\r"]
@@ -279,9 +279,32 @@ def test_a_card_has_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert set(model_card.SUBWORD_OPTIONS) == {"unigram", "bpe", "moses", "gpt2"}
 
 
-def test_spread_is_shown_for_several_seeds() -> None:
-    assert drafter_table.mean_and_spread([2.0], ".2f") == "2.00"
-    assert drafter_table.mean_and_spread([1.0, 3.0], ".1f") == "2.0 ± 1.4"
+def result_of_bench(folder: Path, sizes: list[str], bleu: float) -> Path:
+    """Write a table.json with greedy and gad in fixed width, which is twice as fast."""
+    names = ("greedy", "gad fixed width")
+    rows = [
+        {"name": name, "bleu": bleu, "identical": 3, "sentences": 4, "tokens_per_iteration": 2.5 * (name != "greedy"),
+         "sentences_per_second": dict.fromkeys(sizes, speed)}
+        for name, speed in zip(names, (10.0, 20.0), strict=True)
+    ]  # fmt: skip
+    folder.mkdir()
+    (folder / "table.json").write_text(json.dumps({"rows": rows}))
+    return folder
+
+
+def test_runs_of_the_benchmark_are_joined(tmp_path: Path) -> None:
+    first, second = (result_of_bench(tmp_path / name, ["1", "16"], bleu) for name, bleu in (("a", 31.5), ("b", 30)))
+    header, _, *rows = tables.joined([first, second]).splitlines()
+    assert "gad fixed width" in header and header.count("× greedy") == 2
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
+    assert cells[0] == ["a", "31.50", "3 of 4", "2.50", "20.0", "2.00", "20.0", "2.00"] and cells[1][:2] == [
+        "b",
+        "30.00",
+    ]
+    with error_about("--row", "no such row in .*; choose from greedy, gad fixed width"):
+        tables.joined([first], row="nat")
+    with error_about("RESULTS", "was timed at batch sizes 8; give runs at 1, 16"):
+        tables.joined([first, result_of_bench(tmp_path / "c", ["8"], 1.0)])
 
 
 # ---------------------------------------------------------------------------------------- the command line

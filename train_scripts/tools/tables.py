@@ -1,18 +1,78 @@
-"""Measure `--decoder reuse` with drafts from earlier outputs, for the table of docs/reuse.md."""
+"""Make tables: of several runs of spec-dec-bench, of few columns for a terminal, and of `--decoder reuse`."""
 
+import json
 import random
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from tabulate import tabulate
+import tabulate
 
 import fairseq_plugins
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.tables import shown, table
+
+# Column of spec-dec-bench -> title in the short table.
+COLUMNS = {
+    "decoder": "decoder",
+    "BLEU": "BLEU",
+    "same as beam 1": "same as beam 1",
+    "tokens/iteration": "tokens/iteration",
+    "sent/s, batch 1": "sentences/s",
+    "× fairseq": "× fairseq",
+    "× greedy": "× greedy",
+}
 
 
-def reuse_table(
+def short(file: Path) -> str:
+    """Return the table of a run with the columns of `COLUMNS` only, at most 100 characters wide.
+
+    Args:
+        file: table.md of spec-dec-bench.
+    """
+    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    chosen = [column for column in COLUMNS if column in header]
+    body = [[row[header.index(column)] for column in chosen] for row in rows]
+    tabulate.MIN_PADDING = 0  # a column is as wide as its text
+    return table(body, [COLUMNS[column] for column in chosen], "simple")
+
+
+def joined(results: Sequence[Path], *, row: str = "gad fixed width") -> str:
+    """Return one table of several runs of spec-dec-bench, such as those of drafters that were trained differently.
+
+    Args:
+        results: folders of spec-dec-bench --results, whose names are the first column.
+        row: name of the decoder to show; its speed is compared with greedy in the same run.
+
+    Raises:
+        ConfigurationError: for a run without this decoder, and runs with other batch sizes.
+    """
+    body: list[list[str]] = []
+    sizes: list[str] = []
+    for folder in results:
+        rows = {found["name"]: found for found in json.loads((folder / "table.json").read_text())["rows"]}
+        if row not in rows:
+            raise ConfigurationError(
+                "--row", row, f"no such row in {folder}/table.json", f"choose from {', '.join(rows)}"
+            )
+        found, rates = rows[row], rows[row]["sentences_per_second"]
+        greedy = rows.get("greedy", {}).get("sentences_per_second", {})
+        sizes = sizes or list(rates)
+        if list(rates) != sizes:
+            problem = f"was timed at batch sizes {', '.join(rates)}"
+            raise ConfigurationError("RESULTS", folder, problem, f"give runs at {', '.join(sizes)}")
+        cells = [shown(found["bleu"], ".2f"), f"{found['identical']} of {found['sentences']}"]
+        cells.append(shown(found["tokens_per_iteration"], ".2f"))
+        for size in sizes:
+            cells += [f"{rates[size]:.1f}", shown(rates[size] / greedy[size] if size in greedy else None, ".2f")]
+        body.append([folder.name, *cells])
+    speeds = [title for size in sizes for title in (f"sent/s, batch {size}", "× greedy")]
+    return table(body, [row, "BLEU", "same output", "tokens/iteration", *speeds])
+
+
+def reuse(
     folder: str,
     source: Path,
     *,
@@ -62,8 +122,7 @@ def reuse_table(
             rows[-1] += [f"{without:.2f}", f"{with_drafts:.2f}", f"{without / with_drafts:.2f}"]
     if measure == "seconds":
         header += ["seconds of greedy", "of reuse", "times as fast"]
-    alignment = ["left"] + ["right"] * (len(header) - 1)
-    return tabulate(rows, header, tablefmt="github", colalign=alignment, disable_numparse=True)
+    return table(rows, header)
 
 
 def replaced(lines: Sequence[str]) -> list[str]:
