@@ -11,7 +11,7 @@ import pytest
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.method import MethodSpec, flag, plain
 from fairseq_plugins.decoding.methods import DECODERS, METHODS
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, on_command_line
 from fairseq_plugins.tasks.options import SpecDecConfig
 
 CONFIG = {declared.name: declared for declared in fields(SpecDecConfig)}
@@ -92,7 +92,7 @@ def test_options_of_other_methods_are_refused(option: str, spec: MethodSpec) -> 
     try:
         methods.check_options(config)
     except ConfigurationError as error:
-        message = str(error)
+        message = error.spelled(on_command_line)
     given = flag(option) if value is True else f"{flag(option)} {plain(value)}"
     refusal = f"{given}: is for --decoder {', '.join(USERS[option])}, not {spec.name}"
     if spec.name in USERS[option] or option in LENIENT:
