@@ -81,7 +81,7 @@ class TakeWeights(TorchFunctionMode):
             parameter, weight = args[:2]
             if weight.dtype != parameter.dtype or isinstance(weight, CompactWeight):
                 compact = weight if isinstance(weight, CompactWeight) else CompactWeight(weight.detach())
-                torch.utils.swap_tensors(parameter, nn.Parameter(compact, parameter.requires_grad))
+                torch.utils.swap_tensors(parameter, compact.as_parameter(parameter.requires_grad))
             else:
                 parameter.data = weight.detach()
                 setattr(parameter, _ADDRESS, weight.data_ptr())

@@ -195,7 +195,7 @@ class KernelWeights(ABC):
             raise Unsupported(f"the vocabulary projection of {type(decoder).__name__} is not a linear layer")
         weight, bias = own
         if vocabulary is not None:
-            weight, bias = weight[vocabulary], None if bias is None else bias[vocabulary]
+            weight, bias = ordinary(weight)[vocabulary], None if bias is None else bias[vocabulary]
         return self.decoder(decoder, self.linear((weight, bias)))
 
     def path(self, decoder: BlockNatDecoder, vocabulary: Tensor | None) -> AnyPath:

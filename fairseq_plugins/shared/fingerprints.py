@@ -35,7 +35,7 @@ def weights_fingerprint(module: nn.Module) -> Tensor:
     For a module rounded to bf16 this is the one stored by `keep_fingerprint`.
     """
     stored = getattr(module, _KEPT, None)
-    return state_fingerprint(module.state_dict()) if stored is None else stored
+    return state_fingerprint(module.state_dict(keep_vars=True)) if stored is None else stored
 
 
 def state_fingerprint(state: dict[str, Tensor]) -> Tensor:
@@ -43,5 +43,7 @@ def state_fingerprint(state: dict[str, Tensor]) -> Tensor:
     value = 0
     for name, weight in state.items():
         if not name.endswith("version"):
-            value = zlib.crc32(weight.detach().half().cpu().contiguous().numpy().data, value)
+            # Not an operation on a `CompactWeight` (checkpoint/compact_weights.py): the first one is slow.
+            whole = weight.restored() if hasattr(weight, "restored") else weight
+            value = zlib.crc32(whole.detach().half().cpu().contiguous().numpy().data, value)
     return torch.tensor([value])

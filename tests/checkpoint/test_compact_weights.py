@@ -1,6 +1,8 @@
 """Weights that stay in int8 or float16 compute as in fp32, and become ordinary ones for whatever runs in PyTorch."""
 
 import copy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +113,19 @@ def test_restored_int8_is_exact() -> None:
     numbers = torch.randn(5, 7)
     rounded, scale = round_to_int8(numbers)
     assert torch.equal(restored(rounded, scale), rounded.float() * scale[:, None])
+
+
+PROGRAM = """
+import sys
+import fairseq_plugins
+for decoder in ("greedy", "gad"):
+    print(fairseq_plugins.load("checkpoints/multi30k.en-de", decoder=decoder, device="cpu").translate("A dog."))
+print({"sympy", "torch.distributed.tensor"} & set(sys.modules))
+"""
+
+
+def test_the_kernels_need_no_operation_on_a_compact_weight() -> None:
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert run.stdout.splitlines() == ["Ein Hund rennt.", "Ein Hund rennt.", "set()"], run.stderr

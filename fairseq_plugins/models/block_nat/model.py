@@ -243,6 +243,6 @@ class BlockNat(TransformerModel):
                 problem = "this drafter was trained on the states of another verifier"
                 remedy = "decode with the verifier it was trained with, or train a drafter for this one"
                 raise ConfigurationError(*_READING[self.reads_features], problem, remedy)
-            own = super().state_dict()
+            own = super().state_dict(keep_vars=True)
             state_dict = {**{name: own[name] for name in own if name.startswith(self.borrowed)}, **state_dict}
         return super().load_state_dict(state_dict, strict, **kwargs)
