@@ -29,7 +29,7 @@ def _drafters(decoder: Any) -> dict[str, tuple[Any, list[tuple[int, int]], dict[
     def linear(outputs: int, inputs: int) -> Any:
         return gpu.linear(torch.zeros(outputs, inputs, dtype=torch.half), torch.zeros(outputs, dtype=torch.half))
 
-    path = gpu.Path(torch.arange(WORDS), None)
+    path = gpu.Path(torch.arange(WORDS), *[None] * 6)
     mask = gpu.MaskWeights(torch.zeros(WIDTH, dtype=torch.half), linear(WIDTH, WIDTH), decoder.positions)
 
     def tokens() -> Any:
