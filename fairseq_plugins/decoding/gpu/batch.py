@@ -12,12 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fairseq_plugins.decoding.gpu.kernels.rows import ALWAYS, AT_BEGINNING, TOKENS, TOO_EARLY
+from fairseq_plugins.decoding.gpu.kernels.constants import ALWAYS, AT_BEGINNING, STATUS, TOKENS, TOO_EARLY
 from fairseq_plugins.decoding.gpu.runner import PART, PART_OF_BEAMS, Draw
 
 # Rows of a tile of the encoder: a source begins at a multiple of this.
 TILE = 16
-STATUS = 5  # numbers of a place in `status`
 _ROWS = 32  # of each place in a step
 _TOKENS = TOKENS.value
 _BITS = ALWAYS.value, TOO_EARLY.value, AT_BEGINNING.value
@@ -86,7 +85,7 @@ class Batch:
         # `active` is 0 for an idle place, else how many rows of its sentence are needed.
         self.lengths, self.active, self.emitted, self.last_row = (zeros(places) for _ in range(4))
         self.draft, self.num_drafted = zeros(places, max(sizes.drafted, 1)), zeros(places)
-        self.status = zeros(places, STATUS)
+        self.status = zeros(places, STATUS.value)
         self.source = zeros(places, sizes.sources + TILE)
         self.source_lengths, self.source_ends = zeros(places), zeros(places)
         self.bases, self.source_bases = (zeros(places, dtype=torch.long) for _ in range(2))

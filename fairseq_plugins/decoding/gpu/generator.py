@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.acceptance import Acceptance
-from fairseq_plugins.decoding.gpu.batch import STATUS, TILE, Sizes
+from fairseq_plugins.decoding.gpu.batch import TILE, Sizes
 from fairseq_plugins.decoding.gpu.beam_search import BeamSearch, EosForbidden
 from fairseq_plugins.decoding.gpu.drafter import Drafter
 from fairseq_plugins.decoding.gpu.graphs import Replayed
-from fairseq_plugins.decoding.gpu.kernels.hypotheses import EOS_IS_FORBIDDEN
-from fairseq_plugins.decoding.gpu.kernels.layers import ALL_ROWS
+from fairseq_plugins.decoding.gpu.kernels.constants import ALL_ROWS, EOS_IS_FORBIDDEN, STATUS
 from fairseq_plugins.decoding.gpu.policy import Policy
 from fairseq_plugins.decoding.gpu.search import GreedySearch, packed
 from fairseq_plugins.decoding.gpu.weights import Linear, Transformer
@@ -94,7 +93,9 @@ class Generator:
         self.most_places = places
         self.iterations: dict[_Key, Replayed] = {}
         self.encoders: dict[int, Replayed] = {}
-        self.ring = torch.zeros(_AHEAD + 1, places, STATUS, dtype=torch.int32, pin_memory=self.device.type == "cuda")
+        self.ring = torch.zeros(
+            _AHEAD + 1, places, STATUS.value, dtype=torch.int32, pin_memory=self.device.type == "cuda"
+        )
         self.sentences: list[Sentence] = []
         self.spent = dict.fromkeys(("encode", "decode"), 0.0)
 

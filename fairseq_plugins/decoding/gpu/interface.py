@@ -8,7 +8,7 @@ from fairseq_plugins.decoding.gpu.acceptance import accept_at_least, accept_top_
 from fairseq_plugins.decoding.gpu.beam_search import EosForbidden
 from fairseq_plugins.decoding.gpu.drafters.combined import FallbackDrafter as fallback_drafter
 from fairseq_plugins.decoding.gpu.drafters.combined import ReplayedDrafter
-from fairseq_plugins.decoding.gpu.drafters.copying import CopyDrafter, Lookup
+from fairseq_plugins.decoding.gpu.drafters.copying import CopyDrafter
 from fairseq_plugins.decoding.gpu.drafters.features import FeatureDrafter as feature_drafter
 from fairseq_plugins.decoding.gpu.drafters.heads import HeadsDrafter as heads_drafter
 from fairseq_plugins.decoding.gpu.drafters.jacobi import JacobiDrafter as jacobi_drafter
@@ -16,8 +16,9 @@ from fairseq_plugins.decoding.gpu.drafters.path import path as Path
 from fairseq_plugins.decoding.gpu.drafters.tokens import TokenDrafter as token_drafter
 from fairseq_plugins.decoding.gpu.drafters.trained import MaskWeights
 from fairseq_plugins.decoding.gpu.generator import Generator
+from fairseq_plugins.decoding.gpu.kernels.constants import Activation, Lookup
 from fairseq_plugins.decoding.gpu.policy import Policy
-from fairseq_plugins.decoding.gpu.weights import Activation, Layer, Norm, linear, transformer
+from fairseq_plugins.decoding.gpu.weights import Layer, Norm, linear, transformer
 
 __all__ = [
     "Activation",

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.kernels import attention, scores
 from fairseq_plugins.decoding.gpu.kernels import layers as kernels
-from fairseq_plugins.decoding.gpu.weights import Activation, Layer, Linear, Norm, Transformer
+from fairseq_plugins.decoding.gpu.kernels.constants import Activation, InputKind, OutputKind
+from fairseq_plugins.decoding.gpu.weights import Layer, Linear, Norm, Transformer
 
-PLAIN, POST_NORM, PRE_NORM, SUM = range(4)
-STORE, PARTS, QUERY_KEY_VALUE, SOURCE_KEY_VALUE = range(4)
 _SLOTS = 32  # keys of a tile; the bits depend on it
 _SLOTS_OF_BEAMS = 64  # the same where hypotheses have slots, at least as many as there are hypotheses
 # Slots of a part, multiples of these tiles; the bits of longer sources and outputs depend on it.
@@ -78,7 +77,7 @@ class Input:
     bias: Tensor | None = None
     norm: Norm | None = None
 
-    def arguments(self, kind: int, norm: Norm | None) -> tuple[list[Any], dict[str, Any]]:
+    def arguments(self, kind: InputKind, norm: Norm | None) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments of a kernel for x .. norm_bias, and the constants that belong to them."""
         none = self.x
         norm = norm or Norm(none, none)
@@ -87,7 +86,7 @@ class Input:
             self.bias, norm.weight, norm.bias,
         ]  # fmt: skip
         constants = {
-            "INPUT": kind,
+            "INPUT": int(kind),
             "NPARTS": 0 if self.parts is None else self.parts.size(0),
             "HAS_BEFORE": self.bias is not None,
             "eps": norm.eps,
@@ -202,11 +201,11 @@ class Runner:
             state = self._feed_forward(step, layer, state)
         return state
 
-    def kind(self, state: Input, layer: Layer) -> int:
+    def kind(self, state: Input, layer: Layer) -> InputKind:
         """Return how the input of a layer's product is normalised."""
         if layer.normalize_before:
-            return PRE_NORM
-        return PLAIN if state.norm is None else POST_NORM
+            return InputKind.PRE_NORM
+        return InputKind.PLAIN if state.norm is None else InputKind.POST_NORM
 
     def linear(
         self,
@@ -214,10 +213,10 @@ class Runner:
         state: Input,
         layer: Linear,
         out: Tensor,
-        kind: int = PLAIN,
+        kind: InputKind = InputKind.PLAIN,
         norm: Norm | None = None,
         new_x: Tensor | None = None,
-        output: int = STORE,
+        output: OutputKind = OutputKind.STORE,
         activation: Activation = Activation.NONE,
         cache: Tensor | None = None,
         slots: Tensor | None = None,
@@ -238,11 +237,11 @@ class Runner:
         given, constants = state.arguments(kind, norm)
         split = chunks(layer.inputs, self.dtype)
         parts = 1
-        if output == PARTS:
+        if output == OutputKind.PARTS:
             split = chunks(min(layer.inputs, _PART), self.dtype)
             parts = triton.cdiv(layer.inputs, split["CHUNK"] * split["CHUNKS"])
             split["EVEN"] = split["CHUNKS"] == 1 and layer.inputs % split["CHUNK"] == 0
-        has_bias = layer.bias is not None and output != PARTS
+        has_bias = layer.bias is not None and output != OutputKind.PARTS
         none, new_x = state.x, state.x if new_x is None else new_x
         table = none if position_table is None else position_table
         rows = step.rows if read_rows is None else step.rows // step.per_sentence
@@ -253,7 +252,7 @@ class Runner:
             layer.bias if has_bias else none, out, none if residual is None else residual,
             step.active if row_map is None else row_map, none if cache is None else cache,
             step.slots if slots is None else slots, step.active, step.rows, step.per_sentence, layer.outputs,
-            layer.inputs, table.size(0), 1 if residual is None else residual.size(1), layer_stride, OUTPUT=output,
+            layer.inputs, table.size(0), 1 if residual is None else residual.size(1), layer_stride, OUTPUT=int(output),
             ACTIVATION=int(activation), HAS_BIAS=has_bias, ADD=position_table is not None, KEEP=normal is not None,
             READS=read_rows is not None, ADDS=residual is not None, MAPS=residual_rows is not None, WIDTH=width,
             ROWS=tiles.rows, OUTPUTS=tiles.outputs, PDL=self.pdl, num_warps=tiles.warps, **constants, **split,
@@ -266,15 +265,15 @@ class Runner:
         kind, width, rows = self.kind(state, layer), self.model.width, step.rows
         adds = self.model.positions_every_layer and number > 0
         x = state.x
-        if kind != PLAIN:
+        if kind != InputKind.PLAIN:
             x = self.memory.free(rows, state.x) if kept is None else kept
         query = self.memory.query[: rows * width].view(rows, width)
         first = step
         if number == 0 and step.active_at_first is not None:
             first = replace(step, active=step.active_at_first)
         self.linear(
-            first, state, layer.self_qkv, query, kind, layer.self_norm if kind == PRE_NORM else state.norm, x,
-            QUERY_KEY_VALUE, cache=cache, width=width, position_table=self.model.positions if adds else None,
+            first, state, layer.self_qkv, query, kind, layer.self_norm if kind == InputKind.PRE_NORM else state.norm, x,
+            OutputKind.QUERY_KEY_VALUE, cache=cache, width=width, position_table=self.model.positions if adds else None,
         )  # fmt: skip
         parts = self.attend(step, layer, Input(query), query, cache, step.bases, step.last_visible, layer.self_out)
         return Input(x, parts, layer.self_out.bias, None if layer.normalize_before else layer.self_norm)
@@ -284,7 +283,7 @@ class Runner:
         assert step.source_bases is not None and step.source_ends is not None
         kind = self.kind(state, layer)
         x = self.memory.free(step.rows, state.x)
-        norm = layer.cross_norm if kind == PRE_NORM else state.norm
+        norm = layer.cross_norm if kind == InputKind.PRE_NORM else state.norm
         parts = self.attend(
             step, layer, state, x, cache, step.source_bases, step.source_ends, layer.cross_out, layer.cross_query, kind,
             norm,
@@ -295,11 +294,11 @@ class Runner:
         kind, rows = self.kind(state, layer), step.rows
         x = self.memory.free(rows, state.x)
         inner = self.memory.inner[: rows * layer.fc1.outputs].view(rows, layer.fc1.outputs)
-        norm = layer.final_norm if kind == PRE_NORM else state.norm
+        norm = layer.final_norm if kind == InputKind.PRE_NORM else state.norm
         self.linear(step, state, layer.fc1, inner, kind, norm, x, activation=layer.activation)
         count = triton.cdiv(layer.fc2.inputs, _PART)
         parts = self._parts(0, count, rows)
-        self.linear(step, Input(inner), layer.fc2, parts, output=PARTS)
+        self.linear(step, Input(inner), layer.fc2, parts, output=OutputKind.PARTS)
         return Input(x, parts, layer.fc2.bias, None if layer.normalize_before else layer.final_norm)
 
     def attend(
@@ -313,7 +312,7 @@ class Runner:
         last: Tensor,
         out: Linear,
         query: Linear | None = None,
-        kind: int = PLAIN,
+        kind: InputKind = InputKind.PLAIN,
         norm: Norm | None = None,
     ) -> Tensor:
         """Launch attention; return the partial results [heads, rows, D] of the output projection."""
@@ -353,11 +352,11 @@ class Runner:
     def _parts(self, buffer: int, count: int, rows: int) -> Tensor:
         return self.memory.parts[buffer][: count * rows * self.model.width].view(count, rows, self.model.width)
 
-    def last_input(self, state: Input) -> tuple[Input, int, Norm | None]:
+    def last_input(self, state: Input) -> tuple[Input, InputKind, Norm | None]:
         """Return the input of the product after the last layer, how it is normalised, and its norm."""
         if not self.model.layers[0].normalize_before:
-            return state, POST_NORM, state.norm
-        return state, PRE_NORM if self.model.final_norm else SUM, self.model.final_norm or None
+            return state, InputKind.POST_NORM, state.norm
+        return state, InputKind.PRE_NORM if self.model.final_norm else InputKind.SUM, self.model.final_norm or None
 
 
 @dataclass(frozen=True)
@@ -439,7 +438,7 @@ def score(
     runner: Runner,
     step: Step,
     state: Input,
-    kind: int,
+    kind: InputKind,
     norm: Norm | None,
     projection: Linear,
     into: Scores,

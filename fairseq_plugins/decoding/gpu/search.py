@@ -11,9 +11,8 @@ from fairseq_plugins.decoding.gpu.acceptance import Acceptance
 from fairseq_plugins.decoding.gpu.batch import TILE, Batch, Sizes
 from fairseq_plugins.decoding.gpu.drafter import Drafter
 from fairseq_plugins.decoding.gpu.kernels import rows, scores
+from fairseq_plugins.decoding.gpu.kernels.constants import Activation, InputKind, OutputKind
 from fairseq_plugins.decoding.gpu.runner import (
-    PLAIN,
-    SOURCE_KEY_VALUE,
     Draw,
     Input,
     Runner,
@@ -24,7 +23,7 @@ from fairseq_plugins.decoding.gpu.runner import (
     padded,
     score,
 )
-from fairseq_plugins.decoding.gpu.weights import Activation, Linear, Norm, Transformer
+from fairseq_plugins.decoding.gpu.weights import Linear, Norm, Transformer
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Encoded:
     runner: Runner
     step: Step
     state: Input
-    kind: int
+    kind: InputKind
     norm: Norm | None
     slots: Tensor
 
@@ -49,8 +48,8 @@ class Encoded:
         """Write keys and values of the sources for all layers of a decoder, into cache [L, slots, 2, width]."""
         new_x = self.runner.memory.free(self.step.rows, self.state.x)
         self.runner.linear(
-            self.step, self.state, projection, self.state.x, self.kind, self.norm, new_x, SOURCE_KEY_VALUE, cache=cache,
-            slots=self.slots, width=width, layer_stride=cache.stride(0),
+            self.step, self.state, projection, self.state.x, self.kind, self.norm, new_x, OutputKind.SOURCE_KEY_VALUE,
+            cache=cache, slots=self.slots, width=width, layer_stride=cache.stride(0),
         )  # fmt: skip
 
 
@@ -262,7 +261,7 @@ class GreedySearch(Search):
         assert model.projection is not None
         if self.head is not None:
             last = self._head(step, last, kind, last_norm, hidden, new_x)
-            kind, last_norm, new_x = PLAIN, None, last.x
+            kind, last_norm, new_x = InputKind.PLAIN, None, last.x
         all_scores = self.all_scores(batch.draw, into)
         score(
             self.runner, step, last, kind, last_norm, model.projection, into, batch.limits, batch.penalties, new_x,
@@ -293,7 +292,7 @@ class GreedySearch(Search):
         return features.flatten(1), {layer: features[:, n] for n, layer in enumerate(self.layers_read)}
 
     def _head(
-        self, step: Step, state: Input, kind: int, norm: Norm | None, hidden: Tensor, new_x: Tensor | None
+        self, step: Step, state: Input, kind: InputKind, norm: Norm | None, hidden: Tensor, new_x: Tensor | None
     ) -> Input:
         """Launch head 1 of blockwise decoding, a layer with a residual; return the input of the projection."""
         assert self.head is not None and self.wide is not None and self.projected is not None

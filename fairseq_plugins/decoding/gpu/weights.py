@@ -2,21 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 import torch
 from torch import Tensor
 
+from fairseq_plugins.decoding.gpu.kernels.constants import Activation
 from fairseq_plugins.decoding.kernel_module import Unsupported
-
-
-class Activation(IntEnum):
-    """Activation functions, by their numbers in kernels/layers.py."""
-
-    NONE = 0
-    RELU = 1
-    GELU = 2
-    SILU = 3
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,9 @@ from fairseq_plugins.decoding.gpu import generator as gpu_generator
 from fairseq_plugins.decoding.gpu.backend import GpuBackend
 from fairseq_plugins.decoding.gpu.batch import Batch, Sizes
 from fairseq_plugins.decoding.gpu.drafters import copying
-from fairseq_plugins.decoding.gpu.drafters.copying import CopyDrafter, Lookup
+from fairseq_plugins.decoding.gpu.drafters.copying import CopyDrafter
 from fairseq_plugins.decoding.gpu.drafters.tokens import TokenDrafter
+from fairseq_plugins.decoding.gpu.kernels.constants import Lookup
 from fairseq_plugins.decoding.gpu.search import GreedySearch
 from fairseq_plugins.decoding.native.backend import NativeBackend
 from fairseq_plugins.decoding.reference.drafters import copying as reference

@@ -1,7 +1,6 @@
 """Drafts by copying a text after a match, by the same rules as csrc/drafters/copying.cpp: one kernel."""
 
 from collections.abc import Sequence
-from enum import IntEnum
 
 import torch
 import triton
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.batch import Batch
 from fairseq_plugins.decoding.gpu.drafter import Drafter, lengths_up_to
+from fairseq_plugins.decoding.gpu.kernels.constants import Lookup
 from fairseq_plugins.decoding.gpu.kernels.copying import copy_draft
 from fairseq_plugins.decoding.gpu.search import GreedySearch
 from fairseq_plugins.decoding.kernel_module import GivenDrafts
@@ -16,19 +16,6 @@ from fairseq_plugins.decoding.kernel_module import GivenDrafts
 # Given drafts of a sentence; their tokens are at most as many as this many longest outputs have.
 _MOST_TEXTS, _MOST_OUTPUTS = 16, 4
 _BLOCK = 128
-
-
-class Lookup(IntEnum):
-    """Where to copy from, after a suffix of the output is matched in a text.
-
-    UNIQUE: the source; only a match that occurs once counts (Aggressive Decoding, Algorithm 1).
-    RECENT: source and output so far; of the longest matches, the last.
-    NEAREST: given drafts; long matches near the expected position score best.
-    """
-
-    UNIQUE = 0
-    RECENT = 1
-    NEAREST = 2
 
 
 class CopyDrafter(Drafter):

@@ -12,8 +12,9 @@ from torch import Tensor
 from fairseq_plugins.decoding.gpu.batch import Batch
 from fairseq_plugins.decoding.gpu.drafters.path import Path
 from fairseq_plugins.decoding.gpu.drafters.trained import MaskWeights, TrainedDrafter
+from fairseq_plugins.decoding.gpu.kernels.constants import InputKind
 from fairseq_plugins.decoding.gpu.kernels.states import write_states
-from fairseq_plugins.decoding.gpu.runner import PLAIN, PRE_NORM, Input, Tiles, chunks, padded
+from fairseq_plugins.decoding.gpu.runner import Input, Tiles, chunks, padded
 from fairseq_plugins.decoding.gpu.search import GreedySearch, Verified
 from fairseq_plugins.decoding.gpu.weights import Linear, Norm, Transformer
 
@@ -63,7 +64,8 @@ class FeatureDrafter(TrainedDrafter):
             read, weight, bias, self.key_value.weight, read if self.key_value.bias is None else self.key_value.bias,
             self.cache, step.slots, batch.emitted, self.newest, step.active, step.rows, step.per_sentence, model.width,
             self.reader.outputs, self.cache.stride(0), eps=self.norm.eps,
-            INPUT=PRE_NORM if self.normalizes else PLAIN, HAS_BIAS=self.key_value.bias is not None, ROWS=tiles.rows,
+            INPUT=int(InputKind.PRE_NORM if self.normalizes else InputKind.PLAIN),
+            HAS_BIAS=self.key_value.bias is not None, ROWS=tiles.rows,
             OUTPUTS=tiles.outputs, WIDTH=padded(model.width), PDL=self.runner.pdl, num_warps=tiles.warps,
             **chunks(model.width, self.runner.dtype), **self.runner.launch,
         )  # fmt: skip

@@ -10,9 +10,10 @@ import torch
 from fairseq_plugins.decoding.gpu.batch import Batch
 from fairseq_plugins.decoding.gpu.drafter import Drafter
 from fairseq_plugins.decoding.gpu.drafters.writing import launch_given
-from fairseq_plugins.decoding.gpu.runner import PLAIN, Input, choose_best, make_scores, score
+from fairseq_plugins.decoding.gpu.kernels.constants import Activation, InputKind
+from fairseq_plugins.decoding.gpu.runner import Input, choose_best, make_scores, score
 from fairseq_plugins.decoding.gpu.search import GreedySearch, Verified
-from fairseq_plugins.decoding.gpu.weights import Activation, Linear
+from fairseq_plugins.decoding.gpu.weights import Linear
 
 
 class HeadsDrafter(Drafter):
@@ -66,7 +67,7 @@ class HeadsDrafter(Drafter):
         draw = batch.draw
         kept = self.search.all_scores(draw, into)
         score(
-            runner, of_heads, Input(rows), PLAIN, None, self.projection, into, None, None, new_x=rows, all_scores=kept,
-            draw=draw,
+            runner, of_heads, Input(rows), InputKind.PLAIN, None, self.projection, into, None, None, new_x=rows,
+            all_scores=kept, draw=draw,
         )  # fmt: skip
         choose_best(runner, of_heads, into, False, draw, kept)

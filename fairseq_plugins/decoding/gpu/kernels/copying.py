@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from fairseq_plugins.decoding.gpu.kernels.constants import EOS, NEAREST, RECENT, UNIQUE
 from fairseq_plugins.decoding.gpu.kernels.drafts import most_drafted, write_draft
 from fairseq_plugins.decoding.gpu.kernels.layers import wait
 
@@ -68,39 +69,39 @@ def copy_draft(
     output = tokens + sentence * columns + 1
     own = texts + sentence * text_stride
     number_of_texts = 1
-    if LOOKUP == 1:
+    if LOOKUP == RECENT:
         number_of_texts = 2
-    if LOOKUP == 2:
+    if LOOKUP == NEAREST:
         number_of_texts = tl.load(counts + sentence)
     best, second, begin = 0, 0, 0
-    if LOOKUP == 2:
+    if LOOKUP == NEAREST:
         best = -1
     # The match: first token to copy, and how many there are until the text ends.
     first, size, is_of_output = 0, 0, 0
     for number in range(0, number_of_texts):
         is_output = 0
         shift = 0
-        if LOOKUP == 1:
+        if LOOKUP == RECENT:
             is_output = number
         # RECENT searches the output without its last token, which would match itself.
-        if (LOOKUP == 1) & (is_output > 0):
+        if is_output > 0:
             text_length = tl.maximum(length - 1, 0)
         else:
             text_length = tl.load(ends + sentence * end_stride + number) - begin
-        if LOOKUP == 2:
+        if LOOKUP == NEAREST:
             shift = tl.load(shifts + sentence * end_stride + number)
         last = text_length
-        if LOOKUP == 2:
+        if LOOKUP == NEAREST:
             last = text_length - 1
         best_of_text, end_of_text = -1, length + shift
         for start in range(is_output, last + 1, BLOCK):
             end = start + tl.arange(0, BLOCK)
             ok = end <= last
-            if (LOOKUP == 1) & (is_output > 0):
+            if is_output > 0:
                 score = _common_suffix(output, end, ok, output, length, max_match, True)
             else:
                 score = _common_suffix(own + begin, end, ok, output, length, max_match, False)
-            if LOOKUP == 2:
+            if LOOKUP == NEAREST:
                 score = MATCH_WEIGHT * score - tl.abs(end - length - shift)
             score = tl.where(ok, score, _LOWEST)
             highest = tl.max(score, 0)
@@ -111,7 +112,7 @@ def copy_draft(
             runner_up = tl.where(first_end < last_end, highest, rest)
             is_better = highest > best
             chosen = first_end
-            if LOOKUP == 1:
+            if LOOKUP == RECENT:
                 is_better = is_better | ((highest > 0) & (highest == best))
                 chosen = last_end
             second = tl.maximum(tl.maximum(second, runner_up), tl.minimum(best, highest))
@@ -121,18 +122,18 @@ def copy_draft(
             is_of_output = tl.where(is_better, is_output, is_of_output)
             end_of_text = tl.where(highest > best_of_text, first_end, end_of_text)
             best_of_text = tl.maximum(best_of_text, highest)
-        if LOOKUP == 2:
+        if LOOKUP == NEAREST:
             tl.store(shifts + sentence * end_stride + number, end_of_text - length)
             begin += text_length
-    if LOOKUP == 0:
+    if LOOKUP == UNIQUE:
         size = tl.where(best == second, 0, size)
     step = tl.arange(0, STEPS)
     count = tl.minimum(most_drafted(lengths, limits, sentence, width), size)
-    if LOOKUP == 1:
+    if LOOKUP == RECENT:
         of_output = tl.where(is_of_output > 0, count, 0)
         from_output = tl.load(output + first + step, mask=step < of_output, other=0)
         from_source = tl.load(own + first + step, mask=step < count - of_output, other=0)
         token = from_output + from_source
     else:
         token = tl.load(own + first + step, mask=step < count, other=0)
-    write_draft(draft, num_drafted, sentence, draft_stride, step, token, count, tl.load(limits + 2), STEPS)
+    write_draft(draft, num_drafted, sentence, draft_stride, step, token, count, tl.load(limits + EOS), STEPS)

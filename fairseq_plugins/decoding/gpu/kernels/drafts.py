@@ -3,13 +3,14 @@
 import triton
 import triton.language as tl
 
-from fairseq_plugins.decoding.gpu.kernels.layers import ALL_ROWS, wait
+from fairseq_plugins.decoding.gpu.kernels.constants import ALL_ROWS, EOS, MAX_LEN
+from fairseq_plugins.decoding.gpu.kernels.layers import wait
 
 
 @triton.jit
 def most_drafted(lengths, limits, sentence, width):
     """Return how many tokens the draft of a sentence may have."""
-    remaining = tl.load(limits + 4) - tl.load(lengths + sentence)
+    remaining = tl.load(limits + MAX_LEN) - tl.load(lengths + sentence)
     return tl.minimum(width, tl.maximum(remaining, 0))
 
 
@@ -54,7 +55,7 @@ def draft_given(
         place = step
         count = tl.where(tl.load(emitted + sentence) > 0, tl.minimum(count, size), 0)
     token = tl.load(given + sentence * size + place, mask=step < count, other=0)
-    write_draft(draft, num_drafted, sentence, draft_stride, step, token, count, tl.load(limits + 2), STEPS)
+    write_draft(draft, num_drafted, sentence, draft_stride, step, token, count, tl.load(limits + EOS), STEPS)
 
 
 @triton.jit

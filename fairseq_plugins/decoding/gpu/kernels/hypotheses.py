@@ -8,11 +8,21 @@ even and odd lengths, because a program cannot read what it overwrites. At lengt
 import triton
 import triton.language as tl
 
-from fairseq_plugins.decoding.gpu.kernels.layers import ALL_ROWS, wait
+from fairseq_plugins.decoding.gpu.kernels.constants import (
+    ACCEPTED,
+    ALL_ROWS,
+    DRAFTED,
+    EMITTED,
+    EOS,
+    EOS_IS_FORBIDDEN,
+    ERROR,
+    HAS_ENDED,
+    MAX_LEN,
+    SCORES_ARE_NAN,
+    STATUS,
+)
+from fairseq_plugins.decoding.gpu.kernels.layers import wait
 from fairseq_plugins.decoding.gpu.kernels.rows import forced_token, store_input, store_limits
-
-# What the last column of `status` tells.
-SCORES_ARE_NAN, EOS_IS_FORBIDDEN = (tl.constexpr(number) for number in (1, 2))
 
 
 @triton.jit
@@ -220,10 +230,10 @@ def advance_beams(
     sentence = tl.program_id(0)
     wait(PDL)
     if tl.load(active + sentence) == 0:
-        for column in tl.static_range(5):
-            tl.store(status + sentence * 5 + column, 1 if column == 3 else 0)
+        for column in tl.static_range(STATUS):
+            tl.store(status + sentence * STATUS + column, 1 if column == HAS_ENDED else 0)
         return
-    length, max_len, end = tl.load(lengths + sentence), tl.load(limits + 4), tl.load(limits + 2)
+    length, max_len, end = tl.load(lengths + sentence), tl.load(limits + MAX_LEN), tl.load(limits + EOS)
     # At length 0, the state is that of the sentence before.
     known = tl.where(length > 0, BEAM, 0)
     of_old, of_new = (sentence * 2 + length % 2) * BEAM, (sentence * 2 + (length + 1) % 2) * BEAM
@@ -281,10 +291,11 @@ def advance_beams(
     is_forbidden = is_last & (is_finished == 0)
     tl.store(lengths + sentence, length + 1)
     tl.store(active + sentence, tl.where(is_finished | is_forbidden | (is_nan > 0), 0, ALL_ROWS))
-    tl.store(status + sentence * 5, 1)
-    tl.store(status + sentence * 5 + 1, 0)
-    tl.store(status + sentence * 5 + 2, 0)
-    tl.store(status + sentence * 5 + 3, is_finished.to(tl.int32))
+    tl.store(status + sentence * STATUS + EMITTED, 1)
+    tl.store(status + sentence * STATUS + ACCEPTED, 0)
+    tl.store(status + sentence * STATUS + DRAFTED, 0)
+    tl.store(status + sentence * STATUS + HAS_ENDED, is_finished.to(tl.int32))
     tl.store(
-        status + sentence * 5 + 4, tl.where(is_nan > 0, SCORES_ARE_NAN, tl.where(is_forbidden, EOS_IS_FORBIDDEN, 0))
+        status + sentence * STATUS + ERROR,
+        tl.where(is_nan > 0, SCORES_ARE_NAN, tl.where(is_forbidden, EOS_IS_FORBIDDEN, 0)),
     )

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from fairseq_plugins.decoding.gpu.kernels.constants import PAD
 from fairseq_plugins.decoding.gpu.kernels.drafts import most_drafted
 from fairseq_plugins.decoding.gpu.kernels.layers import wait
 
@@ -55,7 +56,7 @@ def draft_predictions(
         place = length + step
         is_token = (step < count) & (place < tl.load(source_lengths + sentence))
         guess = tl.load(source + sentence * source_stride + place, mask=is_token, other=0)
-        guess = tl.where(is_token, guess, tl.load(limits))
+        guess = tl.where(is_token, guess, tl.load(limits + PAD))
     token = tl.where(predicted >= 0, predicted, guess)
     if HAS_POOL:
         last = tl.load(tokens + sentence * columns + length)

@@ -13,15 +13,18 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# In place of a number of needed rows: all rows of a sentence that is being decoded.
-ALL_ROWS = tl.constexpr(2**30)
-# Input of a product: the rows as they are; residual sum, normalised, which becomes the new residual (post-norm);
-# residual sum, kept as it is and normalised for the product only (pre-norm); residual sum without normalisation.
-PLAIN, POST_NORM, PRE_NORM, SUM = (tl.constexpr(number) for number in range(4))
-# Output of a product: with bias; with bias and activation; partial sums of a part of the inputs, in fp32; query, and
-# key and value to their cache slots; keys and values of all layers to the slots of their sentences.
-STORE, PARTS, QUERY_KEY_VALUE, SOURCE_KEY_VALUE = (tl.constexpr(number) for number in range(4))
-NO_ACTIVATION, RELU, GELU, SILU = (tl.constexpr(number) for number in range(4))
+from fairseq_plugins.decoding.gpu.kernels.constants import (
+    GELU,
+    PARTS,
+    PLAIN,
+    POST_NORM,
+    PRE_NORM,
+    QUERY_KEY_VALUE,
+    RELU,
+    SILU,
+    STORE,
+    SUM,
+)
 
 
 @triton.jit
@@ -110,13 +113,13 @@ def product(
         is_weight = is_output if EVEN else is_output & (column[:, None] < last_input)
         whole = tl.load(weight + element + column[:, None], mask=is_weight, other=0.0)
         is_column = column < last_input
-        if INPUT == 1 or INPUT == 2:
+        if INPUT == POST_NORM or INPUT == PRE_NORM:
             scale = tl.load(norm_weight + column, mask=is_column, other=0.0)
             shift = tl.load(norm_bias + column, mask=is_column, other=0.0)
     wait(PDL)
     dtype = x.dtype.element_ty
     total = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
-    if INPUT == 0:
+    if INPUT == PLAIN:
         for chunk in tl.static_range(CHUNKS):
             at = column + chunk * CHUNK
             ok = is_row & (at[None, :] < last_input)
@@ -133,19 +136,19 @@ def product(
             ok = is_row & (at[None, :] < inputs)
             sum = _residual(
                 x, x_stride, parts, before, table, positions, row, at, ok, rows, inputs, table_size, NPARTS,
-                HAS_BEFORE, ADD and INPUT == 2,
+                HAS_BEFORE, ADD and INPUT == PRE_NORM,
             )  # fmt: skip
             mean += tl.sum(sum, 1)
         mean = mean / inputs
         variance = tl.zeros((ROWS,), dtype=tl.float32)
-        if INPUT != 3:
+        if INPUT != SUM:
             for chunk in tl.static_range(CHUNKS):
                 at = column + chunk * CHUNK
                 ok = is_row & (at[None, :] < inputs)
                 if CHUNKS > 1:
                     sum = _residual(
                         x, x_stride, parts, before, table, positions, row, at, ok, rows, inputs, table_size, NPARTS,
-                        HAS_BEFORE, ADD and INPUT == 2,
+                        HAS_BEFORE, ADD and INPUT == PRE_NORM,
                     )  # fmt: skip
                 centred = tl.where(at[None, :] < inputs, sum - mean[:, None], 0.0)
                 variance += tl.sum(centred * centred, 1)
@@ -156,21 +159,21 @@ def product(
             if CHUNKS > 1:
                 sum = _residual(
                     x, x_stride, parts, before, table, positions, row, at, ok, rows, inputs, table_size, NPARTS,
-                    HAS_BEFORE, ADD and INPUT == 2,
+                    HAS_BEFORE, ADD and INPUT == PRE_NORM,
                 )  # fmt: skip
-                if INPUT != 3:
+                if INPUT != SUM:
                     scale = tl.load(norm_weight + at, mask=at < inputs, other=0.0)
                     shift = tl.load(norm_bias + at, mask=at < inputs, other=0.0)
-            if INPUT == 3:
+            if INPUT == SUM:
                 values = sum
             else:
                 values = (sum - mean[:, None]) * factor[:, None] * scale[None, :].to(tl.float32)
                 values += shift[None, :].to(tl.float32)
-            if ADD and INPUT == 1:
+            if ADD and INPUT == POST_NORM:
                 values = _add_position(values, table, positions, row, at, ok, rows, inputs, table_size)
             to = new_x + row[:, None] * new_stride + at[None, :]
             if stores:
-                if INPUT == 1:
+                if INPUT == POST_NORM:
                     tl.store(to, values.to(dtype), ok)
                 else:
                     tl.store(to, sum.to(dtype), ok)
@@ -187,11 +190,11 @@ def product(
 @triton.jit
 def activate(values, ACTIVATION: tl.constexpr):
     """Apply an activation function."""
-    if ACTIVATION == 1:
+    if ACTIVATION == RELU:
         values = tl.maximum(values, 0.0)
-    elif ACTIVATION == 2:
+    elif ACTIVATION == GELU:
         values = 0.5 * values * (1.0 + tl.erf(values * 0.7071067811865476))
-    elif ACTIVATION == 3:
+    elif ACTIVATION == SILU:
         values = values * tl.sigmoid(values)
     return values
 
@@ -261,7 +264,7 @@ def linear(
         offset = tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)
     first = 0
     last = inputs
-    if OUTPUT == 1:
+    if OUTPUT == PARTS:
         first = part * CHUNK * CHUNKS
         last = tl.minimum(first + CHUNK * CHUNKS, inputs)
     total = product(
@@ -271,11 +274,11 @@ def linear(
     )  # fmt: skip
     is_row, is_output = row[:, None] < rows, output[None, :] < outputs
     ok = is_row & is_output
-    if OUTPUT == 1:
+    if OUTPUT == PARTS:
         tl.store(out + (part * rows + row[:, None]) * outputs + output[None, :], total, ok)
         return
     total = activate(total + offset[None, :], ACTIVATION)
-    if OUTPUT == 0:
+    if OUTPUT == STORE:
         if ADDS:
             of_row = row
             if MAPS:
@@ -283,7 +286,7 @@ def linear(
             at = of_row[:, None] * residual_width + (output % residual_width)[None, :]
             total += tl.load(residual + at, mask=ok, other=0.0).to(tl.float32)
         tl.store(out + to_row[:, None] * outputs + output[None, :], total.to(out.dtype.element_ty), ok)
-    elif OUTPUT == 2:
+    elif OUTPUT == QUERY_KEY_VALUE:
         slot = tl.load(slots + row, mask=row < rows, other=-1)[:, None].to(tl.int64)
         is_query = output[None, :] < WIDTH
         tl.store(out + row[:, None] * WIDTH + output[None, :], total.to(out.dtype.element_ty), ok & is_query)

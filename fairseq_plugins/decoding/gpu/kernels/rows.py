@@ -3,12 +3,19 @@
 import triton
 import triton.language as tl
 
-from fairseq_plugins.decoding.gpu.kernels.layers import ALL_ROWS, wait
-
-# Which tokens a row must not choose: bits of a row, and of each token, in the limits of a batch from a column on. A
-# token is forbidden if both have a bit.
-TOKENS = tl.constexpr(8)
-ALWAYS, TOO_EARLY, AT_BEGINNING = (tl.constexpr(bit) for bit in (1, 2, 4))
+from fairseq_plugins.decoding.gpu.kernels.constants import (
+    ALL_ROWS,
+    ALWAYS,
+    AT_BEGINNING,
+    EOS,
+    FIRST,
+    MAX_LEN,
+    MIN_LEN,
+    PAD,
+    PREFIX,
+    TOO_EARLY,
+)
+from fairseq_plugins.decoding.gpu.kernels.layers import wait
 
 
 @triton.jit
@@ -38,9 +45,9 @@ def store_input(
 @triton.jit
 def forced_token(prefix, limits, position):
     """Return the token that a sentence's prefix forces at a position, -1 for none."""
-    in_prefix = position < tl.minimum(tl.load(limits + 5), tl.load(limits + 4))
+    in_prefix = position < tl.minimum(tl.load(limits + PREFIX), tl.load(limits + MAX_LEN))
     forced = tl.load(prefix + position, mask=in_prefix, other=0)
-    return tl.where(in_prefix & (forced != tl.load(limits)), forced, -1)
+    return tl.where(in_prefix & (forced != tl.load(limits + PAD)), forced, -1)
 
 
 @triton.jit
@@ -49,9 +56,9 @@ def store_limits(prefix, limits, only, row_limits, row, position):
 
     A prefix, then no EOS before the minimum length, and only EOS from the maximum length on.
     """
-    min_len, max_len, prefix_width = tl.load(limits + 3), tl.load(limits + 4), tl.load(limits + 5)
+    min_len, max_len, prefix_width = tl.load(limits + MIN_LEN), tl.load(limits + MAX_LEN), tl.load(limits + PREFIX)
     forced = forced_token(prefix, limits, position)
-    alone = tl.where((forced >= 0) | (position < max_len), forced, tl.load(limits + 2))
+    alone = tl.where((forced >= 0) | (position < max_len), forced, tl.load(limits + EOS))
     tl.store(only + row, alone)
     beginning = tl.minimum(prefix_width, max_len)
     too_early = tl.where((position < min_len) & (position >= beginning), TOO_EARLY, 0)
@@ -106,7 +113,7 @@ def verified_rows(
         return
     length = tl.load(lengths + sentence)
     count = tl.load(num_drafted + sentence)
-    pad, prefix_width = tl.load(limits), tl.minimum(tl.load(limits + 5), tl.load(limits + 4))
+    pad, prefix_width = tl.load(limits + PAD), tl.minimum(tl.load(limits + PREFIX), tl.load(limits + MAX_LEN))
     position = length + step
     token = tl.load(tokens + sentence * columns + length)
     own_draft, own_prefix = draft + sentence * draft_stride, prefix + sentence * prefix_stride
@@ -191,7 +198,7 @@ def drafted_rows(
     wait(PDL)
     if tl.load(active + sentence) == 0:
         return
-    length, max_len = tl.load(lengths + sentence), tl.load(limits + 4)
+    length, max_len = tl.load(lengths + sentence), tl.load(limits + MAX_LEN)
     place = length + 1 - token_rows + step
     position = tl.maximum(place, 0)
     if step < token_rows:
@@ -307,7 +314,7 @@ def source_rows(
     if position == 0:
         tl.store(source_lengths + sentence, size)
         tl.store(source_ends + sentence, size - 1)
-        tl.store(outputs + sentence * columns, tl.load(limits + 6))
+        tl.store(outputs + sentence * columns, tl.load(limits + FIRST))
         tl.store(lengths + sentence, 0)
         tl.store(emitted + sentence, 0)
         tl.store(num_drafted + sentence, 0)

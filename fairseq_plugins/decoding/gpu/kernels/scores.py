@@ -3,13 +3,25 @@
 import triton
 import triton.language as tl
 
+from fairseq_plugins.decoding.gpu.kernels.constants import (
+    ACCEPTED,
+    ALL_ROWS,
+    DRAFTED,
+    EMITTED,
+    EOS,
+    ERROR,
+    HAS_ENDED,
+    STATUS,
+    TEMPERATURE,
+    TOKENS,
+    TOPK,
+    TOPP,
+    UNK,
+    UNK_PENALTY,
+)
 from fairseq_plugins.decoding.gpu.kernels.drawing import drawn_token
-from fairseq_plugins.decoding.gpu.kernels.layers import ALL_ROWS, is_live, product, wait
+from fairseq_plugins.decoding.gpu.kernels.layers import is_live, product, wait
 from fairseq_plugins.decoding.gpu.kernels.noise import noise
-from fairseq_plugins.decoding.gpu.kernels.rows import TOKENS
-
-# Columns of the limits of a batch on the device, int32: special symbols, lengths, --sampling-topk.
-PAD, UNK, EOS, MIN_LEN, MAX_LEN, PREFIX, FIRST, TOPK = (tl.constexpr(number) for number in range(8))
 
 
 @triton.jit(do_not_specialize=["rows", "per_sentence", "skipped"])
@@ -96,7 +108,7 @@ def vocabulary(
             tl.store(further + row[:, None] * further_outputs + column[None, :], total, ok)
             return
     if LIMITED or DRAWS:
-        total = total / tl.load(penalties + 1)
+        total = total / tl.load(penalties + TEMPERATURE)
     if LIMITED or DRAWS or not STORES:
         at = row * tiles + tile
         total = tl.where(output[None, :] < outputs, total, float("-inf"))
@@ -105,7 +117,7 @@ def vocabulary(
         # A bias may forbid all tokens of a tile.
         tl.store(sums + at, tl.sum(tl.exp(total - tl.where(peak == float("-inf"), 0.0, peak)[:, None]), 1), is_row)
         if LIMITED:
-            total -= tl.where(output == tl.load(limits + 1), tl.load(penalties), 0.0)[None, :]
+            total -= tl.where(output == tl.load(limits + UNK), tl.load(penalties + UNK_PENALTY), 0.0)[None, :]
             token = tl.load(watched + row, mask=is_row, other=-1)
             found = tl.sum(tl.where(output[None, :] == token[:, None], total, 0.0), 1)
             tl.store(watched_scores + row, found, is_row & (token // OUTPUTS == tile) & (token >= 0))
@@ -183,7 +195,7 @@ def best_tokens(
         sentence = row // per_sentence
         token, score = drawn_token(
             all_scores + row.to(tl.int64) * outputs, outputs, ids, keys, sentence,
-            tl.load(lengths + sentence) + row % per_sentence, tl.load(limits + TOPK), tl.load(penalties + 2),
+            tl.load(lengths + sentence) + row % per_sentence, tl.load(limits + TOPK), tl.load(penalties + TOPP),
             normalizer, HAS_IDS, CHUNK,
         )  # fmt: skip
     else:
@@ -240,8 +252,8 @@ def accept(
     sentence = tl.program_id(0)
     wait(PDL)
     if tl.load(active + sentence) == 0:
-        for column in tl.static_range(5):
-            tl.store(status + sentence * 5 + column, 1 if column == 3 else 0)
+        for column in tl.static_range(STATUS):
+            tl.store(status + sentence * STATUS + column, 1 if column == HAS_ENDED else 0)
         return
     step = tl.arange(0, STEPS)
     row = sentence * per_sentence + step
@@ -252,7 +264,7 @@ def accept(
     log_prob = tl.load(log_prob_of_row + row, mask=is_row, other=0.0)
     drafted = tl.load(draft + sentence * draft_stride + step, mask=is_drafted, other=-1)
     accepted = is_drafted & (drafted == best)
-    end = tl.load(limits + 2)
+    end = tl.load(limits + EOS)
     if BETA > 0 or DISTANCE or MIN_BLOCK > 1:
         score = tl.load(watched_scores + row, mask=is_drafted, other=0.0)
         of_draft = score - tl.load(normalizers + row, mask=is_drafted, other=0.0)
@@ -295,8 +307,10 @@ def accept(
     tl.store(active + sentence, tl.where(has_ended | (is_nan > 0), 0, ALL_ROWS))
     tl.store(emitted + sentence, number)
     tl.store(last_row + sentence, sentence * per_sentence + number - 1)
-    tl.store(status + sentence * 5, number)
-    tl.store(status + sentence * 5 + 1, tl.sum((is_emitted & is_drafted & (token == drafted)).to(tl.int32), 0))
-    tl.store(status + sentence * 5 + 2, count)
-    tl.store(status + sentence * 5 + 3, has_ended.to(tl.int32))
-    tl.store(status + sentence * 5 + 4, is_nan)
+    tl.store(status + sentence * STATUS + EMITTED, number)
+    tl.store(
+        status + sentence * STATUS + ACCEPTED, tl.sum((is_emitted & is_drafted & (token == drafted)).to(tl.int32), 0)
+    )
+    tl.store(status + sentence * STATUS + DRAFTED, count)
+    tl.store(status + sentence * STATUS + HAS_ENDED, has_ended.to(tl.int32))
+    tl.store(status + sentence * STATUS + ERROR, is_nan)

@@ -7,6 +7,7 @@ Programs share the vocabulary; each repeats the recurrent cell, whose weights it
 import triton
 import triton.language as tl
 
+from fairseq_plugins.decoding.gpu.kernels.constants import EOS, MAX_LEN, TEMPERATURE, TOPK, TOPP
 from fairseq_plugins.decoding.gpu.kernels.drawing import drawn_token
 from fairseq_plugins.decoding.gpu.kernels.layers import wait
 from fairseq_plugins.decoding.gpu.kernels.noise import noise
@@ -59,9 +60,9 @@ def choose_alone(
     place = tl.load(best_places + row * tiles + best, mask=is_step, other=0)
     token = tl.load(ids + place, mask=is_step, other=-1)
     tl.store(draft + sentence * draft_stride + step, token, is_step)
-    most = tl.minimum(width, tl.maximum(tl.load(limits + 4) - tl.load(lengths + sentence), 0))
+    most = tl.minimum(width, tl.maximum(tl.load(limits + MAX_LEN) - tl.load(lengths + sentence), 0))
     # EOS ends a draft.
-    end = tl.min(tl.where(is_step & (token == tl.load(limits + 2)), step, STEPS), 0)
+    end = tl.min(tl.where(is_step & (token == tl.load(limits + EOS)), step, STEPS), 0)
     tl.store(num_drafted + sentence, tl.minimum(most, end + 1))
 
 
@@ -145,13 +146,13 @@ def choose_next(
         last = tl.load(ids + tl.load(best_places + old * tiles + of_best)).to(tl.int64)
     if tile == 0:
         if step == 0:
-            most = tl.minimum(width, tl.maximum(tl.load(limits + 4) - length, 0))
+            most = tl.minimum(width, tl.maximum(tl.load(limits + MAX_LEN) - length, 0))
             tl.store(num_drafted + sentence, most)
         else:
             tl.store(draft + sentence * draft_stride + step - 1, last.to(tl.int32))
             # EOS ends a draft.
             count = tl.load(num_drafted + sentence)
-            is_end = last == tl.load(limits + 2)
+            is_end = last == tl.load(limits + EOS)
             tl.store(num_drafted + sentence, tl.where(is_end, tl.minimum(count, step), count))
     if step < width:
         row = sentence * width + step
@@ -173,7 +174,7 @@ def choose_next(
         total = tl.load(scores + row * outputs + output, mask=is_output, other=float("-inf"))
         total += tl.sum(right.to(tl.float32) * factor[None, :], 1)
         if DRAWS:
-            total = total / tl.load(penalties + 1)
+            total = total / tl.load(penalties + TEMPERATURE)
         if KEEPS:
             tl.store(totals + sentence * outputs + output, total, is_output)
         else:
@@ -216,7 +217,7 @@ def draw_next(
         sum = sum * tl.exp(peak - highest) + tl.sum(tl.exp(score - highest), 0)
         peak = highest
     place, _ = drawn_token(
-        own, outputs, ids, keys, sentence, tl.load(lengths + sentence) + step, tl.load(limits + 7),
-        tl.load(penalties + 2), peak + tl.log(sum), True, CHUNK,
+        own, outputs, ids, keys, sentence, tl.load(lengths + sentence) + step, tl.load(limits + TOPK),
+        tl.load(penalties + TOPP), peak + tl.log(sum), True, CHUNK,
     )  # fmt: skip
     tl.store(best_places + ((step % 2) * places + sentence) * tiles, place)
