@@ -64,7 +64,8 @@ class Generators:
         self._defaults = {name: session.cfg.generation[name] for name in _OPTIONS}
         self._drawing = {name: session.cfg.generation[name] for name in _DRAWING}
         self._seed = int(session.cfg.task.seed)
-        self._tokens = {name: session.cfg.task[name] for name in _TOKENS}
+        # Other tasks than ours have a Namespace.
+        self._tokens = {name: getattr(session.cfg.task, name, None) for name in _TOKENS}
 
     @property
     def searches_beams(self) -> bool:

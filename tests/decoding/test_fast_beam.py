@@ -200,12 +200,6 @@ def test_prefix_of_eos_only() -> None:
     assert_same_hypotheses(output, expected)
 
 
-def test_suppressed_tokens_are_refused() -> None:
-    task = make_task(40)
-    with pytest.raises(ConfigurationError, match="supp"):
-        decode([make_transformer(task, 2)], task, make_sample(task, [3]), FAST_BEAM, tokens_to_suppress=("w3",))
-
-
 @settings(DETERMINISTIC, max_examples=example_count(200))
 @given(data=st.data(), size=st.integers(1, 4), sentences=st.integers(1, 3))
 def test_select_candidates(data: st.DataObject, size: int, sentences: int) -> None:

@@ -360,7 +360,6 @@ def test_scores_of_relaxed_output_are_the_verifiers(known: Known) -> None:
     [
         ({"beam_size": 4}, "--beam"),
         ({"match_source_len": True}, "--match-source-len"),
-        ({"tokens_to_suppress": ("w3",)}, "tokens_to_suppress"),
     ],
 )
 def test_other_searches_are_refused(known: Known, options: dict[str, Any], named: str) -> None:
