@@ -27,6 +27,14 @@ FoundHypothesis = tuple[np.ndarray, np.ndarray, float]
 GivenDrafts = Sequence[Sequence[Sequence[int]]]
 """Token ids of the drafts of each sentence."""
 
+Event = tuple[int, Any, tuple[int, int] | None, tuple[str, bool] | None]
+"""What happened to a sentence of a continuous batch: its id, output, iteration, error.
+
+An iteration has its tokens as output, and drafted and accepted tokens. An end has a `FoundOutput`, or in beam search
+hypotheses and steps, and no iteration. An error has a message, and whether it is that EOS is forbidden at the maximum
+length; it has no output.
+"""
+
 
 class Unsupported(Exception):
     """A module of kernels does not support something; the message is the reason, in a few words."""
@@ -141,6 +149,67 @@ class KernelGenerator(Protocol):
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of each part, since the generator was made."""
+
+    # Continuous batches: sentences join and leave while it decodes, in threads of its own. Callable from any thread.
+
+    def open(
+        self,
+        *,
+        pad: int,
+        unk: int,
+        eos: int,
+        first_token: int,
+        threads: int,
+        max_sentences: int,
+        max_source: int,
+        max_len: int,
+    ) -> None:
+        """Open a batch, after which the generator decodes nothing else.
+
+        Args:
+            pad, unk, eos, first_token: of all sentences, as for `begin`.
+            threads: of the CPU.
+            max_sentences: decoded at a time; 0 for what is efficient.
+            max_source: most tokens of a source.
+            max_len: largest `max_len` of a sentence.
+        """
+
+    def admit(
+        self,
+        id: int,
+        source: Sequence[int],
+        *,
+        min_len: int,
+        max_len: int,
+        unk_penalty: float,
+        temperature: float,
+        beam: int,
+        prefix: Sequence[int],
+        drafts: Sequence[Sequence[int]],
+        streams: bool,
+        noise_key: Sequence[int] = ...,
+        topk: int = ...,
+        topp: float = ...,
+        suppressed: Sequence[int] = ...,
+        begin_suppressed: Sequence[int] = ...,
+    ) -> None:
+        """Add a sentence, which waits until there is room; `streams`: its iterations are events.
+
+        Raises:
+            ValueError: for a sentence that does not fit the batch.
+        """
+
+    def cancel(self, id: int) -> None:
+        """Drop a sentence; it has no more events, except those already reported."""
+
+    def take(self, seconds: float) -> list[Event]:
+        """Return the next events; wait up to `seconds` for the first one."""
+
+    def load(self) -> tuple[int, int]:
+        """Return the numbers of waiting and of active sentences."""
+
+    def close(self) -> None:
+        """Stop decoding; sentences that have not ended are dropped."""
 
 
 class KernelModule(Protocol):

@@ -6,9 +6,8 @@ from typing import Any
 from fairseq_plugins.decoding.backends import Backend
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.decoded import Decoded, StepOutput
-from fairseq_plugins.decoding.kernel_backend import hypotheses_of, hypothesis_of
+from fairseq_plugins.decoding.kernel_backend import KernelBackend, hypotheses_of, hypothesis_of
 from fairseq_plugins.decoding.kernel_module import Unsupported
-from fairseq_plugins.decoding.native.backend import NativeBackend
 from fairseq_plugins.decoding.reference.sampling import Sampling
 from fairseq_plugins.decoding.reference.search.beam import eos_forbidden_error
 
@@ -46,19 +45,17 @@ class RunningBatch:
         max_source: int,
         max_sentences: int = 0,
     ) -> None:
-        if not isinstance(backend, NativeBackend):
+        if not isinstance(backend, KernelBackend):
             raise Unsupported(backend.reason)
         if not backend.encodes:
             raise Unsupported("the encoder has no kernels")
         if backend.method.on_batch is not None:
             raise Unsupported("drafts of whole batches")
-        kernels: Any = backend.generator
-        self._kernels = kernels
-        self._method = backend.method
+        self._kernels, self._method = backend.generator, backend.method
         self._searches_beams = backend.searches_beams
         self.samples = not backend.searches_beams and backend.method.acceptance is None
         self._max_len, self._pad = constraints.max_len, constraints.pad
-        kernels.open(
+        self._kernels.open(
             pad=constraints.pad,
             unk=constraints.unk,
             eos=constraints.eos,

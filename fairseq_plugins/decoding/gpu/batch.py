@@ -89,7 +89,9 @@ class Batch:
         self.source = zeros(places, sizes.sources + TILE)
         self.source_lengths, self.source_ends = zeros(places), zeros(places)
         self.bases, self.source_bases = (zeros(places, dtype=torch.long) for _ in range(2))
+        # Of all sentences, with bits of each token, and of each: kernels/constants.py.
         self.limits, self.penalties = zeros(_TOKENS + vocabulary), zeros(3, dtype=torch.float32)
+        self.place_limits = zeros(places, _TOKENS)
         self.noise_keys = zeros(places, 4)
         self._limits_of_tokens: tuple[Sequence[int], ...] = ()
         self.prefix = zeros(places, sizes.outputs)
@@ -106,23 +108,17 @@ class Batch:
         pad: int,
         unk: int,
         eos: int,
-        lengths: tuple[int, int],
         suppressed: tuple[Sequence[int], Sequence[int]] = ((), ()),
-        prefix_width: int = 0,
-        first_token: int = 0,
         topk: int = 0,
     ) -> None:
-        """Set the limits of all sentences.
+        """Set the limits that all sentences share.
 
         Args:
             pad, unk, eos: special symbols; -1 for none.
-            lengths: shortest and longest output.
             suppressed: tokens that are not chosen anywhere, and at the beginning of an output.
-            prefix_width, first_token: of the outputs.
             topk: tokens that may be drawn; 0 for no limit.
         """
-        limits = [pad, unk, eos, *lengths, prefix_width, first_token, topk]
-        self.limits[:_TOKENS].copy_(torch.tensor(limits, dtype=torch.int32))
+        self.limits[:_TOKENS].copy_(torch.tensor([pad, unk, eos, 0, 0, 0, 0, topk], dtype=torch.int32))
         everywhere, at_beginning = suppressed
         of_tokens = (pad, *everywhere), (eos,), at_beginning
         if of_tokens != self._limits_of_tokens:

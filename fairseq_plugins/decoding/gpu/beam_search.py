@@ -67,7 +67,7 @@ class BeamSearch(Search):
         positions, slots = self.positions[:count], self.slots[:count]
         columns = self.sizes.columns
         kernels.hypothesis_rows[(count,)](
-            batch.tokens, batch.lengths, batch.prefix, batch.limits, batch.bases, model.embedding,
+            batch.tokens, batch.lengths, batch.prefix, batch.place_limits, batch.bases, model.embedding,
             none if table is None else table, norm.weight if norm else none, norm.bias if norm else none, x, positions,
             slots, into.only, into.row_limits, into.watched, batch.active, columns, batch.prefix.stride(0), model.width,
             x.stride(0), 0 if table is None else table.size(0), model.scale, eps=norm.eps, HAS_TABLE=table is not None,
@@ -88,8 +88,8 @@ class BeamSearch(Search):
             num_warps=4, **launch,
         )  # fmt: skip
         kernels.advance_beams[(places,)](
-            self.candidate_scores, self.candidate_tokens, into.normalizer, batch.prefix, batch.limits, batch.tokens,
-            batch.log_probs, self.ancestors, self.sums, self.ended_tokens, self.ended_log_probs,
+            self.candidate_scores, self.candidate_tokens, into.normalizer, batch.prefix, batch.place_limits,
+            batch.tokens, batch.log_probs, self.ancestors, self.sums, self.ended_tokens, self.ended_log_probs,
             self.ended_scores, self.ended_lengths, self.num_ended, batch.lengths, batch.active, batch.status, columns,
             batch.prefix.stride(0), into.outputs, BEAM=beam, COUNT=2 * beam, HYPOTHESES=hypotheses, RANKS=ranks,
             COLUMNS=_COLUMNS, PDL=self.runner.pdl, num_warps=min(8, max(1, ranks * hypotheses // 512)), **launch,

@@ -24,7 +24,8 @@ class Replayed:
             launch()
         torch.cuda.current_stream(device).wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=stream):
+        # Other threads may use the device meanwhile.
+        with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
             launch()
 
     def __call__(self) -> None:

@@ -108,7 +108,7 @@ class EncoderRunner:
             tokens, places, begins, sizes, batch.source_bases, model.embedding, none if table is None else table,
             norm.weight if norm else none, norm.bias if norm else none, self.x, self.own_slots, self.slots,
             self.last_visible, batch.source, batch.source_lengths, batch.source_ends, batch.tokens,
-            batch.limits, batch.lengths, batch.active, batch.emitted, batch.num_drafted, batch.source.stride(0),
+            batch.place_limits, batch.lengths, batch.active, batch.emitted, batch.num_drafted, batch.source.stride(0),
             batch.tokens.stride(0), model.width, self.x.stride(0), 0 if table is None else table.size(0), model.scale,
             eps=norm.eps, HAS_TABLE=table is not None, HAS_NORM=bool(norm), WIDTH=padded(model.width),
             PDL=self.runner.pdl, num_warps=4, **self.runner.launch,
@@ -241,7 +241,7 @@ class GreedySearch(Search):
         positions, slots = self.positions[:count], self.slots[:count]
         num_drafted = batch.num_drafted if width > 0 else self.no_drafts[:places]
         rows.verified_rows[(count,)](
-            batch.tokens, batch.lengths, batch.draft, num_drafted, batch.prefix, batch.limits, batch.bases,
+            batch.tokens, batch.lengths, batch.draft, num_drafted, batch.prefix, batch.place_limits, batch.bases,
             model.embedding, none if table is None else table, norm.weight if norm else none,
             norm.bias if norm else none, x, positions, slots, into.only, into.row_limits, into.watched,
             self.needed, batch.active,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.gpu import drafter as gpu_drafter
-from fairseq_plugins.decoding.gpu import generator as gpu_generator
+from fairseq_plugins.decoding.gpu import host_loop
 from fairseq_plugins.decoding.gpu.backend import GpuBackend
 from fairseq_plugins.decoding.gpu.batch import Batch, Sizes
 from fairseq_plugins.decoding.gpu.drafters import copying
@@ -128,7 +128,7 @@ def copies() -> None:
         texts = _texts(lookup, generator)
         sizes = Sizes(len(texts), most, 64, width)
         batch = Batch(sizes, EOS + 1, device)
-        batch.set_limits(PAD, UNK, EOS, (0, most), first_token=EOS)
+        batch.place_limits.copy_(torch.tensor([PAD, UNK, EOS, 0, most, 0, EOS, 0]))
         batch.active.fill_(1)
         max_match = reference.NEAREST_MAX_MATCH if lookup == Lookup.NEAREST else reference.MAX_MATCH
         drafter = CopyDrafter(lookup, max_match, width)
@@ -262,7 +262,7 @@ def main(names: list[str]) -> None:
     patch_once()
     # Interpreted rows are slow, and so are iterations that are launched before the end is known.
     gpu_drafter.LENGTHS = (3, 7, 15)
-    gpu_generator._AHEAD = 1
+    host_loop.AHEAD = 1
     copying._BLOCK = 16
     for name in names or CHECKS:
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Greedy search and sampling of the GPU engine in Triton's interpreter."""
+"""Greedy search, sampling and continuous batches of the GPU engine in Triton's interpreter."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("checks", ["search_checks", "sampling_checks"])
+@pytest.mark.parametrize("checks", ["search_checks", "sampling_checks", "continuous_checks"])
 def test_interpreted(checks: str) -> None:
     """In a process of its own: whether Triton interprets is decided when it is imported."""
     command = [sys.executable, "-m", f"tests.decoding.gpu.{checks}"]

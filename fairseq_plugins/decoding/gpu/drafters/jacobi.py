@@ -66,7 +66,7 @@ class JacobiDrafter(Drafter):
         """Launch `draft_predictions`."""
         draft_predictions[(places,)](
             self.tails, self.pool, self.block, batch.source, batch.source_lengths, batch.tokens, batch.lengths,
-            batch.limits, batch.emitted, batch.draft, batch.num_drafted, batch.active, self.tails.stride(0),
+            batch.place_limits, batch.emitted, batch.draft, batch.num_drafted, batch.active, self.tails.stride(0),
             self.pool_size, batch.source.stride(0), batch.tokens.stride(0), batch.draft.stride(0), width, self.length,
             self.initial, LIMITED=self.length >= 0, FROM_SOURCE=self.initial < 0, HAS_POOL=self.pool_size > 0,
             STEPS=triton.next_power_of_2(width), PDL=bool(self.launch), num_warps=4, **self.launch,

@@ -76,7 +76,7 @@ def choose_independently(
     if batch.draw is not None and batch.draw.keeps:
         best, tokens, tiles = scores.log_prob, scores.token, 1  # already chosen
     choose_alone[(places,)](
-        best, tokens, path.ids, batch.lengths, batch.limits, batch.draft, batch.num_drafted, batch.active,
+        best, tokens, path.ids, batch.lengths, batch.place_limits, batch.draft, batch.num_drafted, batch.active,
         batch.draft.stride(0), width, tiles, STEPS=triton.next_power_of_2(width), TILES=triton.next_power_of_2(tiles),
         PDL=bool(launch), num_warps=4, **launch,
     )  # fmt: skip
@@ -107,7 +107,7 @@ def choose_along(
             memory.scores, none if from_hidden is None else from_hidden, path.ids, path.before, path.after.weight,
             *(none if weight is None else weight for weight in (*layers, bias)),
             none if path.to_rank is None else path.to_rank.weight, memory.best_scores, memory.best_places,
-            memory.states, totals, batch.noise_keys, batch.penalties, batch.tokens, batch.lengths, batch.limits,
+            memory.states, totals, batch.noise_keys, batch.penalties, batch.tokens, batch.lengths, batch.place_limits,
             batch.draft, batch.num_drafted, batch.active,
             batch.tokens.stride(0), batch.draft.stride(0), width, len(path.ids), rank, state,
             memory.best_scores.size(1), memory.tiles, step, HAS_STATE=path.to_rank is not None,

@@ -88,7 +88,7 @@ class TrainedDrafter(Drafter):
         copy_table = mask.positions if mask.positions is not None else none
         positions, slots, last = self.positions[:count], self.slots[:count], self.last_visible[:count]
         rows.drafted_rows[(count,)](
-            batch.tokens, batch.lengths, batch.limits, batch.bases, model.embedding, mask.vector,
+            batch.tokens, batch.lengths, batch.place_limits, batch.bases, model.embedding, mask.vector,
             none if self.queries is None else self.queries, batch.source, batch.source_lengths, self.encoder.embedding,
             self.encoder.scale, copy_table, copy_table.size(0), self.newest, none if table is None else table,
             norm.weight if norm else none, norm.bias if norm else none, x, positions, slots, last, batch.active,

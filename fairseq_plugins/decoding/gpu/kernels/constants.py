@@ -65,7 +65,8 @@ UNIQUE, RECENT, NEAREST = (tl.constexpr(int(lookup)) for lookup in Lookup)
 # In place of a number of needed rows: all rows of a sentence that is being decoded.
 ALL_ROWS = tl.constexpr(2**30)
 
-# Columns of the limits of a batch on the device, int32: special symbols, lengths, --sampling-topk.
+# Columns of limits on the device, int32: special symbols, lengths, --sampling-topk. All sentences share `Batch.limits`;
+# kernels of one sentence read its row of `Batch.place_limits`, whose columns are as many as stand before TOKENS.
 PAD, UNK, EOS, MIN_LEN, MAX_LEN, PREFIX, FIRST, TOPK = (tl.constexpr(number) for number in range(8))
 # Which tokens a row must not choose: bits of a row, and of each token, in the limits of a batch from a column on. A
 # token is forbidden if both have a bit.

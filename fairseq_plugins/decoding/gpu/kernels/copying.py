@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from fairseq_plugins.decoding.gpu.kernels.constants import EOS, NEAREST, RECENT, UNIQUE
+from fairseq_plugins.decoding.gpu.kernels.constants import EOS, NEAREST, RECENT, TOKENS, UNIQUE
 from fairseq_plugins.decoding.gpu.kernels.drafts import most_drafted, write_draft
 from fairseq_plugins.decoding.gpu.kernels.layers import wait
 
@@ -65,6 +65,7 @@ def copy_draft(
     wait(PDL)
     if tl.load(active + sentence) == 0:
         return
+    limits += sentence * TOKENS
     length = tl.load(lengths + sentence)
     output = tokens + sentence * columns + 1
     own = texts + sentence * text_stride

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from fairseq_plugins.decoding.gpu.kernels.constants import ALL_ROWS, EOS, MAX_LEN
+from fairseq_plugins.decoding.gpu.kernels.constants import ALL_ROWS, EOS, MAX_LEN, TOKENS
 from fairseq_plugins.decoding.gpu.kernels.layers import wait
 
 
@@ -47,6 +47,7 @@ def draft_given(
     wait(PDL)
     if tl.load(active + sentence) == 0:
         return
+    limits += sentence * TOKENS
     count = most_drafted(lengths, limits, sentence, width)
     step = tl.arange(0, STEPS)
     if AFTER_OUTPUT:

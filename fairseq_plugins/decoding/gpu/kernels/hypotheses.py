@@ -20,6 +20,7 @@ from fairseq_plugins.decoding.gpu.kernels.constants import (
     MAX_LEN,
     SCORES_ARE_NAN,
     STATUS,
+    TOKENS,
 )
 from fairseq_plugins.decoding.gpu.kernels.layers import wait
 from fairseq_plugins.decoding.gpu.kernels.rows import forced_token, store_input, store_limits
@@ -63,6 +64,7 @@ def hypothesis_rows(
     wait(PDL)
     if tl.load(active + sentence) == 0:
         return
+    limits += sentence * TOKENS
     length = tl.load(lengths + sentence)
     writer = tl.where(length == 0, sentence * BEAM, row)
     token = tl.load(tokens + writer.to(tl.int64) * columns + length).to(tl.int64)
@@ -233,6 +235,7 @@ def advance_beams(
         for column in tl.static_range(STATUS):
             tl.store(status + sentence * STATUS + column, 1 if column == HAS_ENDED else 0)
         return
+    limits += sentence * TOKENS
     length, max_len, end = tl.load(lengths + sentence), tl.load(limits + MAX_LEN), tl.load(limits + EOS)
     # At length 0, the state is that of the sentence before.
     known = tl.where(length > 0, BEAM, 0)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from fairseq_plugins.decoding.gpu.kernels.constants import PAD
+from fairseq_plugins.decoding.gpu.kernels.constants import PAD, TOKENS
 from fairseq_plugins.decoding.gpu.kernels.drafts import most_drafted
 from fairseq_plugins.decoding.gpu.kernels.layers import wait
 
@@ -41,6 +41,7 @@ def draft_predictions(
     wait(PDL)
     if tl.load(active + sentence) == 0:
         return
+    limits += sentence * TOKENS
     length, size = tl.load(lengths + sentence), tl.load(block)
     # The verifier predicts one position more than is drafted, so the last position of a block needs no draft.
     count = size - 1 - length % size

@@ -13,6 +13,7 @@ from fairseq_plugins.decoding.gpu.kernels.constants import (
     MIN_LEN,
     PAD,
     PREFIX,
+    TOKENS,
     TOO_EARLY,
 )
 from fairseq_plugins.decoding.gpu.kernels.layers import wait
@@ -111,6 +112,7 @@ def verified_rows(
     if tl.load(active + sentence) == 0:
         tl.store(needed + sentence, 0)
         return
+    limits += sentence * TOKENS
     length = tl.load(lengths + sentence)
     count = tl.load(num_drafted + sentence)
     pad, prefix_width = tl.load(limits + PAD), tl.minimum(tl.load(limits + PREFIX), tl.load(limits + MAX_LEN))
@@ -198,6 +200,7 @@ def drafted_rows(
     wait(PDL)
     if tl.load(active + sentence) == 0:
         return
+    limits += sentence * TOKENS
     length, max_len = tl.load(lengths + sentence), tl.load(limits + MAX_LEN)
     place = length + 1 - token_rows + step
     position = tl.maximum(place, 0)
@@ -299,6 +302,7 @@ def source_rows(
     sentence = tl.load(sentences + tile)
     if sentence < 0:
         return
+    limits += sentence * TOKENS
     position, size = row - tl.load(begins + tile), tl.load(sizes + tile)
     is_token = position < size
     token = tl.load(tokens + row).to(tl.int64)

@@ -7,7 +7,7 @@ Programs share the vocabulary; each repeats the recurrent cell, whose weights it
 import triton
 import triton.language as tl
 
-from fairseq_plugins.decoding.gpu.kernels.constants import EOS, MAX_LEN, TEMPERATURE, TOPK, TOPP
+from fairseq_plugins.decoding.gpu.kernels.constants import EOS, MAX_LEN, TEMPERATURE, TOKENS, TOPK, TOPP
 from fairseq_plugins.decoding.gpu.kernels.drawing import drawn_token
 from fairseq_plugins.decoding.gpu.kernels.layers import wait
 from fairseq_plugins.decoding.gpu.kernels.noise import noise
@@ -52,6 +52,7 @@ def choose_alone(
     wait(PDL)
     if tl.load(active + sentence) == 0:
         return
+    limits += sentence * TOKENS
     is_step = step < width
     row = sentence * width + step
     ok = is_step[:, None] & (tile < tiles)[None, :]
@@ -133,6 +134,7 @@ def choose_next(
     wait(PDL)
     if tl.load(active + sentence) == 0:
         return
+    limits += sentence * TOKENS
     length = tl.load(lengths + sentence)
     last = tl.load(tokens + sentence * columns + length).to(tl.int64)
     old = ((step + 1) % 2) * places + sentence
