@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.kernels.constants import ALWAYS, AT_BEGINNING, STATUS, TOKENS, TOO_EARLY
-from fairseq_plugins.decoding.gpu.runner import PART, PART_OF_BEAMS, Draw
+from fairseq_plugins.decoding.gpu.runner import PART, PART_OF_BEAMS
+from fairseq_plugins.decoding.gpu.vocabulary import Draw
 
 # Rows of a tile of the encoder: a source begins at a multiple of this.
 TILE = 16

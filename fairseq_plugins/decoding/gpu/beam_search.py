@@ -10,8 +10,9 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.batch import Sizes
 from fairseq_plugins.decoding.gpu.kernels import hypotheses as kernels
-from fairseq_plugins.decoding.gpu.runner import Step, padded, score, tile_of
+from fairseq_plugins.decoding.gpu.runner import Step, padded
 from fairseq_plugins.decoding.gpu.search import Search
+from fairseq_plugins.decoding.gpu.vocabulary import score, tile_of
 from fairseq_plugins.decoding.gpu.weights import Transformer
 
 _COLUMNS = 32  # columns of a tile of tokens or ancestors

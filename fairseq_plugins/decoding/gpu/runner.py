@@ -7,7 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
-from fairseq_plugins.decoding.gpu.kernels import attention, scores
+from fairseq_plugins.decoding.gpu.kernels import attention
 from fairseq_plugins.decoding.gpu.kernels import layers as kernels
 from fairseq_plugins.decoding.gpu.kernels.constants import Activation, InputKind, OutputKind
 from fairseq_plugins.decoding.gpu.weights import Layer, Linear, Norm, Transformer
@@ -19,7 +19,6 @@ PART = 256
 PART_OF_BEAMS = 1024
 _MOST_WHOLE = 1024  # widest input of a product that is one tile
 _PART = 512  # inputs of a part of the second feed-forward layer
-DRAWN = 1024  # scores that a program reads at a time for --sampling-topk and --sampling-topp
 _FEW_ROWS = 64  # up to here more programs are faster than larger tiles
 
 
@@ -357,158 +356,3 @@ class Runner:
         if not self.model.layers[0].normalize_before:
             return state, InputKind.POST_NORM, state.norm
         return state, InputKind.PRE_NORM if self.model.final_norm else InputKind.SUM, self.model.final_norm or None
-
-
-@dataclass(frozen=True)
-class Draw:
-    """How sampling draws tokens.
-
-    Attributes:
-        keys: [B, 4], of the noise: sentence, sample, and the low and high half of the seed.
-        lengths: [B], the position of the first token that is drawn.
-        limits, penalties: of the batch.
-        keeps: whether --sampling-topk or --sampling-topp leave only some tokens.
-    """
-
-    keys: Tensor
-    lengths: Tensor
-    limits: Tensor
-    penalties: Tensor
-    keeps: bool
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Scores of the rows of a step, in tiles, and the best token of each row.
-
-    Attributes:
-        tile: outputs of a tile; the bits of log-probabilities depend on it.
-        outputs: scored tokens.
-        best: number of the best tokens kept of each tile.
-    """
-
-    tile: int
-    outputs: int
-    best: int
-    best_scores: Tensor  # [rows, tiles, best]
-    best_tokens: Tensor
-    peaks: Tensor  # [rows, tiles]
-    sums: Tensor
-    watched: Tensor  # [rows]
-    watched_scores: Tensor
-    only: Tensor
-    row_limits: Tensor
-    token: Tensor  # [rows], the best
-    log_prob: Tensor
-    normalizer: Tensor
-    drawn_scores: Tensor  # [rows, tiles]
-
-    @property
-    def tiles(self) -> int:
-        return self.peaks.size(1)
-
-    def of_rows(self, rows: int) -> "Scores":
-        """Return those of the first rows."""
-        names = [name for name, value in vars(self).items() if isinstance(value, Tensor)]
-        return replace(self, **{name: getattr(self, name)[:rows] for name in names})
-
-
-def tile_of(width: int) -> int:
-    """Return how many outputs of the vocabulary are a tile, for states of this width."""
-    return 64 if width <= 512 else 32
-
-
-def make_scores(rows: int, outputs: int, width: int, best: int, device: torch.device) -> Scores:
-    """Return memory for the scores of up to `rows` rows."""
-    tile = tile_of(width)
-    tiles = triton.cdiv(outputs, tile)
-
-    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.zeros(rows, *shape, dtype=dtype, device=device)
-
-    of_tiles, floats = (tiles,), {"dtype": torch.float32}
-    return Scores(
-        tile, outputs, best, empty(tiles, best, **floats), empty(tiles, best), empty(*of_tiles, **floats),
-        empty(*of_tiles, **floats), empty(), empty(**floats), empty(), empty(), empty(), empty(**floats),
-        empty(**floats), empty(*of_tiles, **floats),
-    )  # fmt: skip
-
-
-def score(
-    runner: Runner,
-    step: Step,
-    state: Input,
-    kind: InputKind,
-    norm: Norm | None,
-    projection: Linear,
-    into: Scores,
-    limits: Tensor | None,
-    penalties: Tensor | None,
-    new_x: Tensor | None = None,
-    normal: Tensor | None = None,
-    further: Tensor | None = None,
-    skipped: int = 0,
-    all_scores: Tensor | None = None,
-    draw: Draw | None = None,
-    ids: Tensor | None = None,
-) -> None:
-    """Score the vocabulary for the rows of a step.
-
-    Args:
-        projection: [V (+ further outputs, from a multiple of the tile on), D].
-        limits, penalties: of the batch; None to score all tokens alike.
-        new_x, normal: [rows, D], for the last state, before and after the last norm.
-        further: [rows, F], for the products of the further outputs.
-        skipped: first rows of each sentence, which are not scored; `into` and `further` have no rows for these.
-        all_scores: [rows, V], for the scores of all tokens instead of the best ones.
-        draw: adds noise to the scores of tokens, divided by the temperature; None for the best ones.
-        ids: [V], the tokens that are scored; None for all of the vocabulary.
-    """
-    if draw is not None:
-        penalties = draw.penalties
-    given, constants = state.arguments(kind, norm)
-    none, rows = state.x, step.rows
-    scored = rows // step.per_sentence * (step.per_sentence - skipped)
-    tiles = Tiles.of(scored, runner.model.width, runner.dtype)
-    count = 0 if further is None else further.size(1)
-    new_x = runner.memory.free(rows, state.x, *([] if normal is None else [normal])) if new_x is None else new_x
-    grid = (into.tiles + triton.cdiv(count, into.tile), triton.cdiv(scored, tiles.rows))
-    scores.vocabulary[grid](
-        *given, new_x, new_x.stride(0), none if normal is None else normal, projection.weight,
-        none if projection.bias is None else projection.bias, none if limits is None else limits,
-        none if penalties is None else penalties, into.row_limits, into.watched, into.watched_scores, into.best_scores,
-        into.best_tokens, into.peaks, into.sums, none if further is None else further,
-        none if all_scores is None else all_scores, into.drawn_scores, *_noise_of(draw, into),
-        into.only if ids is None else ids, step.active, rows, step.per_sentence, skipped, into.outputs, count,
-        runner.model.width, HAS_BIAS=projection.bias is not None, KEEP=normal is not None, LIMITED=limits is not None,
-        BEST=into.best, FURTHER=further is not None, STORES=all_scores is not None, DRAWS=draw is not None,
-        HAS_IDS=ids is not None, ROWS=tiles.rows, OUTPUTS=into.tile, PDL=runner.pdl, num_warps=8, **constants,
-        **chunks(runner.model.width, runner.dtype), **runner.launch,
-    )  # fmt: skip
-
-
-def choose_best(
-    runner: Runner,
-    step: Step,
-    into: Scores,
-    is_limited: bool,
-    draw: Draw | None = None,
-    all_scores: Tensor | None = None,
-    ids: Tensor | None = None,
-) -> None:
-    """Reduce the scored tiles to the best token of each row; `all_scores` where `draw` keeps some tokens only."""
-    keeps = draw is not None and draw.keeps
-    limits, penalties = (into.only, into.peaks) if draw is None else (draw.limits, draw.penalties)
-    scores.best_tokens[(step.rows,)](
-        into.best_scores, into.best_tokens, into.peaks, into.sums, into.watched, into.watched_scores, into.only,
-        into.token, into.log_prob, into.normalizer, into.drawn_scores,
-        into.peaks if all_scores is None else all_scores, *_noise_of(draw, into),
-        into.only if ids is None else ids, limits, penalties, step.active,
-        step.per_sentence, into.outputs, into.tiles, BEST=into.best, LIMITED=is_limited,
-        DRAWS=draw is not None, KEEPS=keeps, HAS_IDS=ids is not None, CHUNK=DRAWN,
-        TILES=triton.next_power_of_2(into.tiles), PDL=runner.pdl, num_warps=8 if keeps else 4, **runner.launch,
-    )  # fmt: skip
-
-
-def _noise_of(draw: Draw | None, into: Scores) -> tuple[Tensor, Tensor]:
-    return (into.only, into.only) if draw is None else (draw.keys, draw.lengths)

@@ -12,17 +12,8 @@ from fairseq_plugins.decoding.gpu.batch import TILE, Batch, Sizes
 from fairseq_plugins.decoding.gpu.drafter import Drafter
 from fairseq_plugins.decoding.gpu.kernels import rows, scores
 from fairseq_plugins.decoding.gpu.kernels.constants import Activation, InputKind, OutputKind
-from fairseq_plugins.decoding.gpu.runner import (
-    Draw,
-    Input,
-    Runner,
-    Scores,
-    Step,
-    choose_best,
-    make_scores,
-    padded,
-    score,
-)
+from fairseq_plugins.decoding.gpu.runner import Input, Runner, Step, padded
+from fairseq_plugins.decoding.gpu.vocabulary import Draw, Scores, choose_best, make_scores, score
 from fairseq_plugins.decoding.gpu.weights import Linear, Norm, Transformer
 
 

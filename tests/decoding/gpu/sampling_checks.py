@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import nn
 
 from fairseq_plugins.decoding.decoded import Decoded
-from fairseq_plugins.decoding.gpu import runner
+from fairseq_plugins.decoding.gpu import vocabulary
 from fairseq_plugins.decoding.gpu.backend import GpuBackend
 from fairseq_plugins.decoding.gpu.drafters import path
 from fairseq_plugins.decoding.gpu.kernels.noise import noise
@@ -147,7 +147,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     patch_once()
     # Small vocabularies take several tiles.
-    runner.DRAWN = path.DRAWN = path._TILE = 64
+    vocabulary.DRAWN = path.DRAWN = path._TILE = 64
     for name in sys.argv[1:] or CHECKS:
         began = time.process_time()
         CHECKS[name]()

@@ -11,8 +11,9 @@ from fairseq_plugins.decoding.gpu.batch import Batch
 from fairseq_plugins.decoding.gpu.drafter import Drafter
 from fairseq_plugins.decoding.gpu.drafters.writing import launch_given
 from fairseq_plugins.decoding.gpu.kernels.constants import Activation, InputKind
-from fairseq_plugins.decoding.gpu.runner import Input, choose_best, make_scores, score
+from fairseq_plugins.decoding.gpu.runner import Input
 from fairseq_plugins.decoding.gpu.search import GreedySearch, Verified
+from fairseq_plugins.decoding.gpu.vocabulary import choose_best, make_scores, score
 from fairseq_plugins.decoding.gpu.weights import Linear
 
 

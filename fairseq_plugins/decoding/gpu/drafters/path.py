@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.batch import Batch
 from fairseq_plugins.decoding.gpu.kernels.transition import choose_alone, choose_next, draw_next
-from fairseq_plugins.decoding.gpu.runner import DRAWN, Scores
+from fairseq_plugins.decoding.gpu.vocabulary import DRAWN, Scores
 from fairseq_plugins.decoding.gpu.weights import Linear
 
 # Tokens of a program that adds transition scores.

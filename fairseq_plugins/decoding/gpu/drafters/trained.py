@@ -9,8 +9,9 @@ from fairseq_plugins.decoding.gpu.batch import Batch
 from fairseq_plugins.decoding.gpu.drafter import Drafter
 from fairseq_plugins.decoding.gpu.drafters.path import Path, PathMemory, choose_along, choose_independently
 from fairseq_plugins.decoding.gpu.kernels import rows
-from fairseq_plugins.decoding.gpu.runner import Input, Runner, Step, choose_best, make_scores, padded, score, tile_of
+from fairseq_plugins.decoding.gpu.runner import Input, Runner, Step, padded
 from fairseq_plugins.decoding.gpu.search import Encoded, GreedySearch
+from fairseq_plugins.decoding.gpu.vocabulary import choose_best, make_scores, score, tile_of
 from fairseq_plugins.decoding.gpu.weights import Linear, Transformer
 
 
