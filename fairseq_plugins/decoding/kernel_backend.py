@@ -34,6 +34,7 @@ class KernelBackend(ABC):
 
     name: str
     reason: str
+    takes_encoded = False  # whether `inputs` encodes sources where the kernels cannot
 
     def __init__(
         self,
@@ -54,6 +55,8 @@ class KernelBackend(ABC):
         self.temperature, self.sampling = context.temperature, context.sampling
         self.searches_beams = spec.searches_beams
         encoder = weights.encoder(model.encoder)
+        if encoder is None and not self.takes_encoded:
+            raise Unsupported(f"the encoder is a {type(model.encoder).__name__}")
         self.encodes = encoder is not None
         self.generator = self.module.Generator(
             encoder=encoder,

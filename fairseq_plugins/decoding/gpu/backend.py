@@ -6,7 +6,6 @@ from importlib.util import find_spec
 import torch
 
 from fairseq_plugins.decoding.kernel_backend import KernelBackend
-from fairseq_plugins.decoding.kernel_module import Unsupported
 from fairseq_plugins.decoding.kernel_weights import KernelWeights
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
 
@@ -44,14 +43,9 @@ class GpuBackend(KernelBackend):
         return None
 
     def weights(self, context: MethodContext) -> KernelWeights:
-        """Return what converts weights; raise Unsupported for an encoder that the kernels do not support."""
+        """Return what converts weights."""
         # Imported here: without Triton there is no engine.
         from fairseq_plugins.decoding.gpu.model import GpuWeights
 
-        model = context.models[0]
-        weights = GpuWeights(
-            precision=context.kernel_weights.precision, batch_invariant=True, device=next(model.parameters()).device
-        )
-        if weights.encoder(model.encoder) is None:
-            raise Unsupported(f"the encoder is a {type(model.encoder).__name__}")
-        return weights
+        device = next(context.models[0].parameters()).device
+        return GpuWeights(precision=context.kernel_weights.precision, batch_invariant=True, device=device)

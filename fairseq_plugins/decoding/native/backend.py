@@ -18,6 +18,7 @@ class NativeBackend(KernelBackend):
     """Runs a method on the compiled kernels."""
 
     name = "native"
+    takes_encoded = True
 
     def __init__(
         self, spec: MethodSpec, options: MethodOptions, context: MethodContext, is_traced: bool = False
