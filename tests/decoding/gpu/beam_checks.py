@@ -6,8 +6,6 @@
 import copy
 import math
 import re
-import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +25,7 @@ from fairseq_plugins.decoding.gpu.model import GpuWeights
 from fairseq_plugins.decoding.native.backend import NativeBackend
 from fairseq_plugins.decoding.suppression import SuppressedTokens
 from fairseq_plugins.errors import ConfigurationError
-from tests.decoding.gpu.interpreter import patch_once
+from tests.decoding.gpu.interpreter import run_checks
 from tests.strategies import UNSHRUNK, example_count
 from tests.support import Options, fairseq_beam, make_sample, make_task, make_transformer
 
@@ -205,12 +203,7 @@ CHECKS: dict[str, Callable[[], None]] = {
 }
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    patch_once()
     # Short outputs take several tiles and parts.
     beam_search._COLUMNS, runner._SLOTS_OF_BEAMS = 4, 16
     runner.PART_OF_BEAMS = batch.PART_OF_BEAMS = 16
-    for name in sys.argv[1:] or CHECKS:
-        began = time.process_time()
-        CHECKS[name]()
-        print(f"{name}: {time.process_time() - began:.1f} s")
+    run_checks(CHECKS)

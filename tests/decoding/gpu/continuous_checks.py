@@ -4,7 +4,6 @@
 """
 
 import random
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +23,7 @@ from fairseq_plugins.decoding.native.backend import NativeBackend
 from fairseq_plugins.decoding.reference.sampling import Sampling
 from fairseq_plugins.decoding.running_batch import RunningBatch
 from tests.decoding.gpu.drafter_checks import DRAFTS, EOS, GAD, PAD, SMALL, TASK, UNK, accepting
-from tests.decoding.gpu.interpreter import patch_once
+from tests.decoding.gpu.interpreter import run_checks
 from tests.support import Options, make_drafter, make_transformer
 
 MAX_SOURCE, MAX_LEN = 9, 8
@@ -177,10 +176,5 @@ CHECKS: dict[str, Callable[[], None]] = {
 }
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    patch_once()
     host_loop.AHEAD = 2
-    for name in sys.argv[1:] or CHECKS:
-        began = time.process_time()
-        CHECKS[name]()
-        print(f"{name}: {time.process_time() - began:.1f} s", flush=True)
+    run_checks(CHECKS)

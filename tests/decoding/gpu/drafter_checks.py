@@ -5,8 +5,6 @@
 
 import itertools
 import random
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -29,7 +27,7 @@ from fairseq_plugins.decoding.gpu.search import GreedySearch
 from fairseq_plugins.decoding.native.backend import NativeBackend
 from fairseq_plugins.decoding.reference.drafters import copying as reference
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
-from tests.decoding.gpu.interpreter import patch_once
+from tests.decoding.gpu.interpreter import run_checks
 from tests.support import Options, liven, make_args, make_drafter, make_sample, make_state, make_task, make_transformer
 
 TASK = make_task(14)
@@ -256,19 +254,9 @@ CHECKS: dict[str, Callable[[], None]] = {
 }
 
 
-def main(names: list[str]) -> None:
-    """Run the checks with these names, or all."""
-    torch.set_num_threads(1)
-    patch_once()
+if __name__ == "__main__":
     # Interpreted rows are slow, and so are iterations that are launched before the end is known.
     gpu_drafter.LENGTHS = (3, 7, 15)
     host_loop.AHEAD = 1
     copying._BLOCK = 16
-    for name in names or CHECKS:
-        began = time.perf_counter()
-        CHECKS[name]()
-        print(f"{name}: {time.perf_counter() - began:.1f} s", flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_checks(CHECKS)

@@ -3,8 +3,6 @@
 `TRITON_INTERPRET=1 python -m tests.decoding.gpu.sampling_checks [NAME...]` runs them.
 """
 
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -25,7 +23,7 @@ from fairseq_plugins.decoding.reference.backend import TorchBackend
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.sampling import Sampling
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
-from tests.decoding.gpu.interpreter import patch_once
+from tests.decoding.gpu.interpreter import run_checks
 from tests.support import (
     Options,
     liven,
@@ -144,11 +142,6 @@ def drafts() -> None:
 CHECKS: dict[str, Callable[[], None]] = {"bits": bits, "without_drafts": without_drafts, "drafts": drafts}
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    patch_once()
     # Small vocabularies take several tiles.
     vocabulary.DRAWN = path.DRAWN = path._TILE = 64
-    for name in sys.argv[1:] or CHECKS:
-        began = time.process_time()
-        CHECKS[name]()
-        print(f"{name}: {time.process_time() - began:.1f} s", flush=True)
+    run_checks(CHECKS)

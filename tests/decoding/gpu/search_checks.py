@@ -3,8 +3,6 @@
 `TRITON_INTERPRET=1 python -m tests.decoding.gpu.search_checks [NAME...]` runs them.
 """
 
-import sys
-import time
 from typing import Any
 
 import torch
@@ -16,7 +14,7 @@ from fairseq_plugins.decoding.gpu.backend import GpuBackend
 from fairseq_plugins.decoding.gpu.weights import Layer, Linear, Norm, transformer
 from fairseq_plugins.decoding.reference.backend import TorchBackend
 from fairseq_plugins.decoding.reference.engine import Engine
-from tests.decoding.gpu.interpreter import multiply_by_rows, patch_once
+from tests.decoding.gpu.interpreter import multiply_by_rows, run_checks
 from tests.support import Options, make_drafter, make_generator, make_sample, make_task, make_transformer
 
 TASK = make_task(12)
@@ -180,12 +178,7 @@ CHECKS = {
 }
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    patch_once()
     multiply_by_rows()
     # Short sources and outputs take several tiles and parts.
     runner._SLOTS = runner.PART = batch.PART = 16
-    for name in sys.argv[1:] or CHECKS:
-        start = time.perf_counter()
-        CHECKS[name]()
-        print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
+    run_checks(CHECKS)
