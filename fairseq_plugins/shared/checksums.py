@@ -33,10 +33,11 @@ def check_sums(checkpoints: Iterable[Path], data: Path) -> None:
     Raises:
         ConfigurationError: for a file with other content.
     """
-    files = dict.fromkeys(checkpoints)
-    files |= {data / name: None for name in _read(data) if not name.endswith(".pt")}
-    for file in files:
-        expected = _read(file.parent).get(file.name)
+    files = [*checkpoints]
+    sums = {folder: _read(folder) for folder in {data, *(file.parent for file in files)}}
+    files += (data / name for name in sums[data] if not name.endswith(".pt"))
+    for file in dict.fromkeys(files):
+        expected = sums[file.parent].get(file.name)
         if expected is not None and file.is_file() and sha256_of(file) != expected:
             problem = f"is damaged or was changed (its checksum is not that in {SUMS})"
             remedy = f"copy it again, or remove its line from {file.parent / SUMS} if the change is yours"
