@@ -99,7 +99,7 @@ class Generators:
             raise ConfigurationError("--beam", beam, problem, "use {--decoder fast-beam}")
         size = 1 if not self.searches_beams else _DEFAULT_BEAM if beam is None else beam
         if num_hypotheses > size:
-            remedy = "raise beam=" if self.searches_beams else 'use decoder="fast-beam"'
+            remedy = "raise {--beam}" if self.searches_beams else "use {--decoder fast-beam}"
             raise ConfigurationError("--nbest", num_hypotheses, f"{self._spec.name} keeps {size}", remedy)
         return Search(size, num_hypotheses, batch_size, *others)
 
