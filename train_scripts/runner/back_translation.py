@@ -7,12 +7,11 @@ parallel text and on the sampled pairs. UPSAMPLE=N repeats the parallel text N t
 """
 
 import shlex
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from train_scripts.runner.settings import batch
-from train_scripts.runner.stages import finish_writing, is_dry_run, minutes, run, say, write_anew
+from train_scripts.runner.stages import finish_writing, is_dry_run, run, write_anew
 from train_scripts.runner.text import TOOL, apply_subwords, count_lines, tokenise
 
 if TYPE_CHECKING:
@@ -40,15 +39,9 @@ def back_translate(recipe: "Recipe", dictionary: Path) -> Path:
         options = f"--seed {s.SEED} {s.teacher_options} {batch(s, s.TEACHER_TOKENS, s.MAX_TOKENS)}"
     recipe.train_model("reverse", "reverse", data, options, dictionary, languages=languages)
     shards = Path(f"{pairs}-shards")
-    recipe.made_by[shards] = "sample"
-    if "sample" in recipe.wanted and not pairs.exists():
-        recipe.check_needs("sample", mono, reverse)
-        say(f"[....] sample sources for {s.MONO}")
-        start = time.monotonic()
-        search = f"--decoder greedy --sampling --beam 1 --seed {s.SEED} --max-tokens {s.DISTIL_MAX_TOKENS}"
-        more = f"--gen-subset train {languages} {s.task_options} {s.DECODING_OPTIONS} {recipe.precision}"
-        run(f"spec-dec-distill decode {mono} --path {reverse} --output {shards} {search} {more}")
-        say(f"[done] sample sources for {s.MONO}: {shards}, {minutes(time.monotonic() - start)} min")
+    search = f"--decoder greedy --sampling --beam 1 --seed {s.SEED}"
+    sample = f"{mono} {languages} --gen-subset train --path {reverse} {search}"
+    recipe.decode_into(shards, "sample", pairs, f"sample sources for {s.MONO}", sample, mono, reverse)
     merge = f"spec-dec-distill merge {mono} {languages} --gen-subset train --max-length-ratio {s.BACK_RATIO}"
     merge += f" --shards {shards} --destdir {pairs} --workers {s.WORKERS}"
     recipe.step("pairs", pairs, "check and binarise the sampled pairs", lambda: run(merge), shards)

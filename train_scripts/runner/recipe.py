@@ -254,21 +254,27 @@ class Recipe:
         should also learn outputs that repeat without end, where drafts save most. `keep_raw` adds the original pairs.
         """
         s, shards = self.settings, Path(f"{output}-shards")
-        self.made_by[shards] = "decode"
         sets, path = f"{self.languages} --gen-subset train,valid", shlex.quote(teacher)
-        if "decode" in self.wanted and not output.exists():
-            self.check_needs("decode", self.data / f"dict.{s.tgt}.txt", *map(Path, teacher.split(":")))
-            translate = f"translate the training set with {teacher}"
-            say(f"[....] {translate}")
-            start = time.monotonic()
-            search = f"--decoder {decoder} --beam {s.DISTIL_BEAM} --max-tokens {s.DISTIL_MAX_TOKENS}"
-            options = f"{s.task_options} {s.distil_options} {s.DECODING_OPTIONS} {self.precision}"
-            run(f"spec-dec-distill decode {self.data} {sets} --path {path} --output {shards} {search} {options}")
-            say(f"[done] {translate}: {shards}, {minutes(time.monotonic() - start)} min")
+        search = f"--decoder {decoder} --beam {s.DISTIL_BEAM} {s.distil_options}"
+        needs = self.data / f"dict.{s.tgt}.txt", *map(Path, teacher.split(":"))
+        decode = f"{self.data} {sets} --path {path} {search}"
+        self.decode_into(shards, "decode", output, f"translate the training set with {teacher}", decode, *needs)
         limits = (f"--max-length-ratio {ratio} " if ratio else "") + ("--keep-raw" if keep_raw else "")
         merge = f"spec-dec-distill merge {self.data} {sets} {limits} --shards {shards} --destdir {output}"
         title = "check, merge and binarise the translations"
         self.step("merge", output, title, lambda: run(f"{merge} --workers {s.WORKERS}"), shards)
+
+    def decode_into(self, shards: Path, stage: str, output: Path, title: str, options: str, *needs: Path) -> None:
+        """Decode into a folder of shards, which an interrupted run goes on with, unless their `output` is there."""
+        s = self.settings
+        self.made_by[shards] = stage
+        if stage in self.wanted and not output.exists():
+            self.check_needs(stage, *needs)
+            say(f"[....] {title}")
+            start = time.monotonic()
+            more = f"--max-tokens {s.DISTIL_MAX_TOKENS} {s.task_options} {s.DECODING_OPTIONS} {self.precision}"
+            run(f"spec-dec-distill decode {options} --output {shards} {more}")
+            say(f"[done] {title}: {shards}, {minutes(time.monotonic() - start)} min")
 
     # ---------------------------------------------------------------------------------------- measuring
 
