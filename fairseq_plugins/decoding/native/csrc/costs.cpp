@@ -9,7 +9,7 @@
 namespace spec_dec {
 namespace {
 
-// Lets another drafter draft, and fills its drafts to the full width.
+// Lets another drafter draft to the full width.
 class FullDrafter final : public Drafter {
 public:
     FullDrafter(std::shared_ptr<Drafter> drafter, int64_t width) : drafter(std::move(drafter)), width(width) {}
@@ -17,10 +17,7 @@ public:
     int64_t max_width(const Batch&) const override { return width; }
     void begin_batch(const Batch& batch) override { drafter->begin_batch(batch); }
     void begin(const Batch& batch, const std::vector<int64_t>& sentences) override { drafter->begin(batch, sentences); }
-    void draft(Work& work) override {
-        drafter->draft(work);
-        work.drafts.fill(0);
-    }
+    void draft(Work& work) override { drafter->draft_in_full(work); }
     void observe(const Work& work) override { drafter->observe(work); }
     std::vector<int> layers_read() const override { return drafter->layers_read(); }
     bool reads_all_predictions() const override { return drafter->reads_all_predictions(); }

@@ -31,6 +31,8 @@ public:
         work.drafts.reopen_empty(width);
         second->draft(work);
     }
+    // As if the first drafter had found nothing, as synthetic sources would hide what the second one costs.
+    void draft_in_full(Work& work) override { second->draft_in_full(work); }
     void observe(const Work& work) override {
         first->observe(work);
         second->observe(work);
