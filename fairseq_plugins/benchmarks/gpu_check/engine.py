@@ -1,18 +1,16 @@
 """Checks of Triton's engine (SPEC_DEC_GPU=triton): ids, bits, graphs, and the time of an iteration and a sentence."""
 
+import itertools
 import os
 import statistics
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import torch
-
 from fairseq_plugins.benchmarks.bench import Bench
-from fairseq_plugins.benchmarks.contenders import BEAM_5, CONTENDERS, Contender
+from fairseq_plugins.benchmarks.contenders import BEAM_5, CONTENDERS, CTRANSLATE2_ON_GPU, Contender
 from fairseq_plugins.benchmarks.gpu_check.environment import Environment, decode, largest_difference, same_ids
-from fairseq_plugins.benchmarks.gpu_check.released import released_benches
+from fairseq_plugins.benchmarks.gpu_check.released import NO_MODELS, released_benches
 from fairseq_plugins.benchmarks.gpu_check.report import NOT_RUN, Outcome, passed_if
 from fairseq_plugins.decoding.gpu.backend import GpuBackend
 
@@ -59,7 +57,7 @@ def ids(env: Environment) -> Outcome:
                     rows.append([folder, f"{name} {precision}", str(size), *cells])
                     good &= is_right
     if len(rows) == 1:
-        return Outcome(NOT_RUN, "there are no models here: run it in a checkout of the project")
+        return Outcome(NOT_RUN, NO_MODELS)
     return passed_if(good, "all identical" if good else "ids or bits differ", rows=rows)
 
 
@@ -82,54 +80,48 @@ def _compared(
 
 
 def _captured(generator: Any) -> int:
+    """Return the number of captured graphs."""
     assert isinstance(generator.backend, GpuBackend), generator.backend.reason
     engine: Any = generator.backend.generator
     return len(engine.iterations) + len(engine.encoders)
 
 
 def speed(env: Environment) -> Outcome:
-    """Time sentences at batch 1 and 48 in fp16, beside the captured loop in PyTorch and fairseq's beam 5."""
+    """Time sentences at batch 1 and 48 in fp16, beside the captured loop in PyTorch, CTranslate2 and fairseq."""
     if not env.is_gpu:
         return Outcome(NOT_RUN, _NEEDS_GPU)
     rows = [["model", "decoder", "engine", "batch", "ms a sentence", "over fairseq beam 5", "us an iteration"]]
     for folder, bench in released_benches(env, "fp16"):
+        others = [_BY_NAME[BEAM_5], *bench.runnable(CTRANSLATE2_ON_GPU)]
         for size in (1, 48):
             numbers = bench.order[: 24 if size == 1 else 144]
-            base = _milliseconds(bench, bench.generator(_BY_NAME[BEAM_5]), numbers, size, passes=1)
+            base = _milliseconds(bench, bench.generator(others[0]), numbers, size, passes=1)
             rows.append([folder, BEAM_5, "fairseq", str(size), f"{base:.2f}", "1.0", ""])
-            for name in _NAMES:
-                for engine in ("graphs", "triton"):
-                    if engine == "triton":
-                        with triton_engine():
-                            generator = bench.generator(_BY_NAME[name])
-                            decode(bench, generator, numbers, size)
-                    else:
-                        generator = bench.generator(_BY_NAME[name])
-                    taken = _milliseconds(bench, generator, numbers, size)
-                    cost = _iteration(generator) if engine == "triton" else ""
-                    rows.append([folder, name, engine, str(size), f"{taken:.3f}", f"{base / taken:.1f}", cost])
+            for other in others[1:]:
+                taken = _milliseconds(bench, bench.generator(other), numbers, size)
+                rows.append([folder, other.name, "CTranslate2", str(size), f"{taken:.3f}", f"{base / taken:.1f}", ""])
+            for name, engine in itertools.product(_NAMES, ("graphs", "triton")):
+                with triton_engine() if engine == "triton" else nullcontext():
+                    generator = bench.generator(_BY_NAME[name])
+                    bench.decode(generator, numbers, size)
+                taken = _milliseconds(bench, generator, numbers, size)
+                cost = _iteration(generator) if engine == "triton" else ""
+                rows.append([folder, name, engine, str(size), f"{taken:.3f}", f"{base / taken:.1f}", cost])
     return passed_if(len(rows) > 1, "see the table", rows=rows)
 
 
 def _milliseconds(bench: Bench, generator: Any, numbers: list[int], size: int, passes: int = 5) -> float:
     """Return the median of passes over sentences, per sentence; two more passes warm up."""
-    times = []
-    for number in range(passes + 2):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        decode(bench, generator, numbers, size)
-        torch.cuda.synchronize()
-        if number > 1 or passes == 1:
-            times.append(time.perf_counter() - start)
-    return 1000 * statistics.median(times) / len(numbers)
+    times = [bench.decode(generator, numbers, size)[1] for _ in range(passes + 2)]
+    return 1000 * statistics.median(times[2:]) / len(numbers)
 
 
 def _iteration(generator: Any) -> str:
     """Return the microseconds of an iteration by places and rows of a sentence; empty for beam search."""
-    engine = generator.backend.engine
     if generator.spec.searches_beams:
         return ""
-    cells = [
-        f"{places}x{width + 1}: {1e6 * engine.seconds_of(places, width):.0f}" for places, width in engine.iterations
-    ]
-    return ", ".join(cells)
+    loop = generator.backend.generator
+    # As at the start of a batch, whose graphs have been captured.
+    loop.batch.parts = loop.search.sizes.parts(1, loop.longest)
+    costs = {width: loop.seconds_of(loop.places, width) for width in loop.used}
+    return ", ".join(f"{loop.places}x{width + 1}: {1e6 * seconds:.0f}" for width, seconds in costs.items())

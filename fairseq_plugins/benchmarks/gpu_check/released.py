@@ -9,50 +9,42 @@ from sentencepiece import SentencePieceProcessor
 from fairseq_plugins.benchmarks import replay
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import CONTENDERS
-from fairseq_plugins.benchmarks.gpu_check.environment import GREEDY, ROOT, Environment, decode, same_ids
+from fairseq_plugins.benchmarks.gpu_check.environment import ROOT, Environment, decode, same_ids
 from fairseq_plugins.benchmarks.gpu_check.report import NOT_RUN, Outcome, passed_if
 from fairseq_plugins.benchmarks.setting import configure
 
 _EXAMPLES = ROOT / "examples"
+NO_MODELS = "there are no models and texts here: run it in a checkout of the project"
 
 
 def released_models(env: Environment) -> Outcome:
-    """Compare `gad` and `fast-beam` of every model with fairseq's searches in fp32, and `gad` with `greedy` in fp16."""
-    folders = sorted(file.parent for file in env.checkpoints.glob("*/drafter.pt"))
-    if not folders or not _EXAMPLES.is_dir():
-        return Outcome(NOT_RUN, "there are no models and texts here: run it in a checkout of the project")
+    """Compare the default engine with fairseq's searches in fp32, and `gad` with `greedy` in fp16."""
     by_name = {contender.name: contender for contender in CONTENDERS}
-    gad, beam_search = by_name["gad"], by_name["fast-beam"]
-    size = env.batch_sizes[1]
     rows, good = [["model", "decoder", "identical"]], True
-    for folder in folders:
-        data = _binarised(env, folder)
-        for precision, ours, reference, reference_size in (
-            ("fp32", gad, by_name[gad.reference], size),
-            ("fp32", beam_search, by_name[beam_search.reference], size),
-            ("fp16", gad, GREEDY, 1),
-        ):
-            bench = _bench(env, folder, data, *(["--fp16"] if precision == "fp16" else []))
-            output = decode(bench, bench.generator(ours), bench.order, size)
-            same = same_ids(output, decode(bench, bench.generator(reference), bench.order, reference_size))
+    for precision, name in (("fp32", "gad"), ("fp32", "fast-beam"), ("fp16", "gad")):
+        for folder, bench in released_benches(env, precision):
+            ours = by_name[name]
+            reference = by_name[ours.reference if precision == "fp32" else "greedy"]
+            size = env.batch_size if precision == "fp32" else 1
+            output = decode(bench, bench.generator(ours), bench.order, env.batch_size)
+            same = same_ids(output, decode(bench, bench.generator(reference), bench.order, size))
             good &= same == len(output)
-            cells = [f"{ours.name} {precision}", f"{same} of {len(output)}, {reference.name}"]
-            rows.append([folder.name, *cells])
+            rows.append([folder, f"{name} {precision}", f"{same} of {len(output)}, {reference.name}"])
+    if len(rows) == 1:
+        return Outcome(NOT_RUN, NO_MODELS)
     return passed_if(good, "all identical" if good else "ids differ", rows=rows)
 
 
 def released_benches(env: Environment, precision: str) -> Iterator[tuple[str, Bench]]:
-    """Yield name and bench of each released model with a drafter, in a precision."""
-    for folder in sorted(file.parent for file in env.checkpoints.glob("*/drafter.pt")):
-        options = [] if precision == "fp32" else [f"--{precision}"]
-        yield folder.name, _bench(env, folder, _binarised(env, folder), *options)
-
-
-def _bench(env: Environment, folder: Path, data: Path, *options: str) -> Bench:
-    models = ["--path", str(folder / "verifier.pt"), "--drafter-path", str(folder / "drafter.pt")]
-    # The maximum length must not depend on the longest source of a batch.
-    limits = ["--max-len-a", "0", "--max-len-b", "80"]
-    return configure([str(data), *models, *limits, *env.device_options, *options]).bench
+    """Yield name and bench of each released model with a drafter, in a precision; none outside of a checkout."""
+    for drafter in sorted(env.checkpoints.glob("*/drafter.pt")) if _EXAMPLES.is_dir() else ():
+        folder = drafter.parent
+        models = ["--path", str(folder / "verifier.pt"), "--drafter-path", str(drafter)]
+        # The maximum length must not depend on the longest source of a batch.
+        options = ["--max-len-a", "0", "--max-len-b", "80", *([] if precision == "fp32" else [f"--{precision}"])]
+        # On a CPU the loop in PyTorch, which a GPU runs by default.
+        options += [] if env.is_gpu else ["--cpu", "--no-compiled-steps"]
+        yield folder.name, configure([str(_binarised(env, folder)), *models, *options]).bench
 
 
 def _binarised(env: Environment, folder: Path) -> Path:
