@@ -23,7 +23,7 @@ from fairseq_plugins.decoding.reference.backend import TorchBackend
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.sampling import Sampling
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
-from tests.decoding.gpu.interpreter import run_checks
+from tests.decoding.gpu.interpreter import multiply_by_rows, run_checks
 from tests.support import (
     Options,
     liven,
@@ -43,8 +43,8 @@ SMALL = {
     for name, value in (("layers", 1), ("attention_heads", 2), ("ffn_embed_dim", 16))
 }
 # With much noise, most drafts that share it are accepted.
-PLAIN, BEST, LIKELY = Sampling(temperature=9.0), Sampling(topk=60, temperature=9.0), Sampling(topp=0.7, temperature=0.5)
-LENGTHS = [3, 1]
+PLAIN, BEST, LIKELY = Sampling(temperature=9.0), Sampling(topk=60, temperature=9.0), Sampling(topp=0.7, temperature=9.0)
+LENGTHS = [3, 1, 5, 2, 4, 6, 1, 3]
 
 
 @triton.jit
@@ -80,11 +80,13 @@ def drawn(
     sampling: Sampling,
     engine: type,
     drafter: nn.Module | None = None,
-    lengths: list[int] = LENGTHS,
+    lengths: list[int] = LENGTHS[:2],
     places: int = 2,
+    dtype: torch.dtype = torch.float32,
 ) -> Decoded:
     """Draw outputs on one of the backends."""
     model: nn.Module = model_with_heads() if how.spec.name == "blockwise" else make_transformer(TASK, 1, **SMALL)
+    model.to(dtype)
     options: dict[str, Any] = {"max_len_b": 4, "seed": 2**40 + 5, "temperature": sampling.temperature}
     generator, _ = make_generator([model], TASK, how, drafter, sampling=sampling, **options)
     request = generator.request(make_sample(TASK, lengths))
@@ -107,39 +109,60 @@ def same(ours: Decoded, theirs: Decoded, counts: bool = True) -> None:
 
 
 def without_drafts() -> None:
-    """Ids and scores, in a batch and alone."""
-    for sampling in (PLAIN, LIKELY):
-        ours = drawn(Options("greedy"), sampling, GpuBackend)
+    """Ids and scores, in batches of 3 and of 8, and alone."""
+    for sampling, count in ((PLAIN, 3), (replace(LIKELY, temperature=0.5), 8)):
+        ours = drawn(Options("greedy"), sampling, GpuBackend, lengths=LENGTHS[:count], places=count)
         for engine in (TorchBackend, NativeBackend):
-            same(ours, drawn(Options("greedy"), sampling, engine))
-    alone = drawn(Options("greedy"), LIKELY, GpuBackend, lengths=LENGTHS[:1])
+            same(ours, drawn(Options("greedy"), sampling, engine, lengths=LENGTHS[:count]))
+    alone = drawn(Options("greedy"), sampling, GpuBackend, lengths=LENGTHS[:1])
     assert alone.outputs[0][0].tokens.tolist() == ours.outputs[0][0].tokens.tolist()
 
 
 def drafts() -> None:
     """The ids are those without drafts, and drafts have the verifier's noise: as many tokens are accepted.
 
-    The second sentence waits for the place of the first.
+    With one place, the second sentence waits for the first.
     """
-    model = make_transformer(TASK, 1, **SMALL)
-    features: dict[str, Any] = {"verifier": model, "drafter_context": "features", **SMALL}
-    along = make_drafter(TASK, 5, 3, transition_rank=3, transition_state=4, **features)
-    alone = make_drafter(TASK, 6, 3, transition_rank=0, **features)
-    for sampling, how, drafter in (
-        (PLAIN, Options("gad"), along),
-        (BEST, Options("gad"), along),
-        (BEST, Options("gad"), alone),
-        (PLAIN, Options("blockwise"), None),
-        (PLAIN, Options("gs-jacobi", 3), None),
+    along, alone = drafters()
+    for sampling, how, drafter, count, places in (
+        (PLAIN, Options("gad"), along, 8, 8),
+        (LIKELY, Options("gad"), along, 3, 3),
+        (BEST, Options("gad"), alone, 1, 1),
+        (PLAIN, Options("blockwise"), None, 2, 1),
+        (PLAIN, Options("gs-jacobi", 3), None, 2, 1),
     ):
-        ours = drawn(how, sampling, GpuBackend, drafter, places=1)
-        same(ours, drawn(how, sampling, NativeBackend, drafter))
+        lengths = LENGTHS[:count]
+        ours = drawn(how, sampling, GpuBackend, drafter, lengths, places)
+        same(ours, drawn(how, sampling, NativeBackend, drafter, lengths))
         assert max(map(max, ours.emitted)) > 1, (how, sampling, ours.emitted)
         if how.spec.name != "blockwise":
-            same(ours, drawn(Options("greedy"), sampling, NativeBackend), counts=False)
+            same(ours, drawn(Options("greedy"), sampling, NativeBackend, None, lengths), counts=False)
 
 
-CHECKS: dict[str, Callable[[], None]] = {"bits": bits, "without_drafts": without_drafts, "drafts": drafts}
+def half() -> None:
+    """In half precision, ids and the bits of scores are the same in a batch of 3 and alone with drafts."""
+    multiply_by_rows()
+    batch = drawn(Options("greedy"), LIKELY, GpuBackend, None, LENGTHS[:3], 3, torch.float16)
+    alone = drawn(Options("gad"), LIKELY, GpuBackend, drafters()[0].half(), LENGTHS[:1], 1, torch.float16)
+    [one], [other] = batch.outputs[0], alone.outputs[0]
+    assert max(alone.emitted[0]) > 1
+    assert one.tokens.tolist() == other.tokens.tolist()
+    assert torch.equal(one.log_probs, other.log_probs)
+
+
+def drafters() -> tuple[nn.Module, nn.Module]:
+    """Return random drafters with transition scores and a path, and without."""
+    features: dict[str, Any] = {"verifier": make_transformer(TASK, 1, **SMALL), "drafter_context": "features", **SMALL}
+    along = make_drafter(TASK, 5, 3, transition_rank=3, transition_state=4, **features)
+    return along, make_drafter(TASK, 6, 3, transition_rank=0, **features)
+
+
+CHECKS: dict[str, Callable[[], None]] = {
+    "bits": bits,
+    "without_drafts": without_drafts,
+    "drafts": drafts,
+    "half": half,
+}
 
 if __name__ == "__main__":
     # Small vocabularies take several tiles.
