@@ -49,8 +49,7 @@ with without_garbage_collection(), deferred_settings(), unchanged_logging():
         wrap,
     )
     from fairseq_plugins.process.freed_memory import keep_freed_memory
-    from fairseq_plugins.process.gpu_bf16 import bf16_without_tpu
-    from fairseq_plugins.process.stopping import stop_on_request
+    from fairseq_plugins.process.training import bf16_without_tpu, stop_on_request
     from fairseq_plugins.shared.parsing import help_of_fairseqs_tools, refuse_wrong_arguments_of_fairseqs_tools
 
 if is_tool():

@@ -266,7 +266,7 @@ def _run(client: socket.socket, report: Path) -> None:
     from fairseq_plugins.checkpoint.tool_errors import excepthook
     from fairseq_plugins.errors import on_command_line, spell_as
     from fairseq_plugins.process.output import lower_log_level, watch_output
-    from fairseq_plugins.process.stopping import stop_on_request
+    from fairseq_plugins.process.training import stop_on_request
     from tests import quick_options
 
     known = quick_options.cache_keys()

@@ -109,7 +109,7 @@ def test_every_package_has_a_layer() -> None:
 
 def test_imports_are_found() -> None:
     assert "fairseq_plugins.decoding.recording.reliability" in IMPORTS["fairseq_plugins.criterions.tensorboard"]
-    assert "fairseq_plugins.pages.ddgviz_page" in IMPORTS["fairseq_plugins.pages.ddgviz"]  # inside of a function
+    assert "fairseq_plugins.pages.ddgviz_figure" in IMPORTS["fairseq_plugins.pages.ddgviz"]  # inside of a function
 
 
 def test_no_import_points_up() -> None:

@@ -15,7 +15,7 @@ from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.recording.profile import Profile
 from fairseq_plugins.decoding.reference.backend import TorchBackend
 from fairseq_plugins.decoding.reference.captured.graph_capture import EAGER_USES, Graphs
-from fairseq_plugins.shared.progress import progress_bar
+from fairseq_plugins.shared.display import progress_bar
 
 WARM_UP_SENTENCES = 5
 

@@ -22,10 +22,9 @@ from fairseq_plugins.benchmarks.contenders import (
 )
 from fairseq_plugins.checkpoint.session import precision, set_options
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.cli import CommandParser
+from fairseq_plugins.shared.cli import CommandParser, not_negative, positive, positive_list
 from fairseq_plugins.shared.files import cache_folder
 from fairseq_plugins.shared.parsing import as_config, check_paths, generation_parser, parse_arguments
-from fairseq_plugins.shared.values import not_negative, positive, positive_list
 
 
 def get_parser(contenders: Sequence[Contender]) -> CommandParser:

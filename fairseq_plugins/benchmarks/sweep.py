@@ -26,12 +26,11 @@ from fairseq_plugins.benchmarks.sweep_journal import Journal, circumstances, sol
 from fairseq_plugins.benchmarks.sweep_tables import as_json, markdown
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages.sweep_figure import quality_figure
-from fairseq_plugins.shared.cli import CommandParser, run_command
+from fairseq_plugins.shared.cli import CommandParser, not_negative, positive, positive_list, run_command
+from fairseq_plugins.shared.display import progress_bar
 from fairseq_plugins.shared.files import write_atomically
 from fairseq_plugins.shared.machine import machine
 from fairseq_plugins.shared.parsing import as_config, check_paths, generation_parser, parse_arguments
-from fairseq_plugins.shared.progress import progress_bar
-from fairseq_plugins.shared.values import not_negative, positive, positive_list
 
 
 def sweep(cells: Sequence[Cell], journal: Journal, measure: Callable[[Cell], Result]) -> Results:

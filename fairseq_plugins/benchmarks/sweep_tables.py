@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fairseq_plugins.benchmarks.sweep_cells import GREEDY, Cell, Result, distinct, pareto_front, recommendations
-from fairseq_plugins.shared.tables import table
+from fairseq_plugins.shared.display import table
 
 # The paper's own choices, GAD Table 2 and section 5.3.1.
 TABLE_2_SETTING = (3, 1.0)

@@ -7,7 +7,7 @@ import numpy as np
 
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, CTRANSLATE2_GREEDY, GREEDY
 from fairseq_plugins.benchmarks.measuring import Row, speed_up
-from fairseq_plugins.shared.tables import shown, table
+from fairseq_plugins.shared.display import shown, table
 
 PERCENTILES = (50, 90, 99)
 _MEGABYTE = 1e6

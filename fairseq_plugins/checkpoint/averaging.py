@@ -20,9 +20,8 @@ from torch import Tensor
 from fairseq_plugins.checkpoint.loading import read_state
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.checksums import forget_sum
-from fairseq_plugins.shared.cli import CommandParser, run_command
+from fairseq_plugins.shared.cli import CommandParser, positive, run_command
 from fairseq_plugins.shared.files import write_atomically
-from fairseq_plugins.shared.values import positive
 
 _NUMBERED = re.compile(r"checkpoint(?:_\d+_)?(\d+)\.pt")
 

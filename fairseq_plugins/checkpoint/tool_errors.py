@@ -9,9 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fairseq_plugins.errors import ConfigurationError, on_command_line, one_line
+from fairseq_plugins.errors import ConfigurationError, explain, on_command_line, one_line
 from fairseq_plugins.process.output import abandon_output, is_output_failure, say, say_output_failure
-from fairseq_plugins.shared.explanations import explain
 
 
 def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

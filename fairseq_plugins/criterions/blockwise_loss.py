@@ -15,7 +15,7 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
 from fairseq_plugins.checkpoint.loading import unwrap
-from fairseq_plugins.criterions.sums import add_up
+from fairseq_plugins.criterions.logged_sums import add_up
 from fairseq_plugins.decoding.method import option
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer

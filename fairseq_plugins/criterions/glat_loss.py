@@ -15,9 +15,13 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
 from fairseq_plugins.checkpoint.session import options_of
-from fairseq_plugins.criterions.block_accuracy import accuracies, accuracy_by_position
-from fairseq_plugins.criterions.block_reliability import log_reliability, reliability_counts
-from fairseq_plugins.criterions.sums import add_up
+from fairseq_plugins.criterions.logged_sums import (
+    accuracies,
+    accuracy_by_position,
+    add_up,
+    log_reliability,
+    reliability_counts,
+)
 from fairseq_plugins.criterions.tensorboard import logdir
 from fairseq_plugins.decoding.method import option
 from fairseq_plugins.errors import ConfigurationError

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fairseq_plugins.checkpoint.loading import unwrap
-from fairseq_plugins.criterions.sums import add_up
+from fairseq_plugins.criterions.logged_sums import add_up
 from fairseq_plugins.decoding.method import option
 from fairseq_plugins.decoding.reference.drafters.jacobi import first_window
 from fairseq_plugins.errors import ConfigurationError

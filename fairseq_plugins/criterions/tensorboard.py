@@ -1,9 +1,8 @@
 """Logs of training for TensorBoard, with fairseq's own `--tensorboard-logdir`.
 
 fairseq logs all metrics of training and validation: glancing_ratio, glancing_accuracy, accuracy, tokens_per_iteration,
-and with the option also accuracy by position (criterions/block_accuracy.py) and calibration error
-(criterions/block_reliability.py). This module adds drafts and verifications of one validation sentence, and the
-reliability diagram. Without the option it does nothing.
+and with the option also accuracy by position and calibration error (criterions/logged_sums.py). This module adds drafts
+and verifications of one validation sentence, and the reliability diagram. Without the option it does nothing.
 """
 
 import html
@@ -24,7 +23,7 @@ from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.recording.reliability import HEADERS, Reliability
 from fairseq_plugins.decoding.reference.state import Advance
 from fairseq_plugins.pages.figures import reliability_diagram
-from fairseq_plugins.shared.tables import table
+from fairseq_plugins.shared.display import table
 
 SAMPLES = "samples"
 """Folder of texts and figures: TensorBoard needs one writer per folder, beside fairseq's of training and validation."""

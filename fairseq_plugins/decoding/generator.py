@@ -24,8 +24,7 @@ from fairseq_plugins.decoding.reference.encoder import is_known_encoder
 from fairseq_plugins.decoding.reference.rows import from_host
 from fairseq_plugins.decoding.reference.sampling import group_samples, with_samples
 from fairseq_plugins.decoding.weight_changes import WeightSnapshot
-from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.explanations import NAN_SCORES
+from fairseq_plugins.errors import NAN_SCORES, ConfigurationError
 
 logger = logging.getLogger(__name__)
 

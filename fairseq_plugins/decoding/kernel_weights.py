@@ -38,7 +38,7 @@ from fairseq_plugins.decoding.weights import (
     vocabulary_projection,
 )
 from fairseq_plugins.models.block_nat import BlockNatDecoder
-from fairseq_plugins.models.positions import KNOWN_POSITIONS, position_table
+from fairseq_plugins.models.fairseq_parts import KNOWN_POSITIONS, position_table
 from fairseq_plugins.models.support import unsupported_reason
 
 

@@ -20,9 +20,8 @@ from fairseq_plugins.distillation.decode import decode_shards
 from fairseq_plugins.distillation.merge import check_subset, merge
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.process.output import counted
-from fairseq_plugins.shared.cli import CommandParser, run_command
+from fairseq_plugins.shared.cli import CommandParser, positive, run_command
 from fairseq_plugins.shared.parsing import as_config, check_paths, generation_parser, parse_arguments
-from fairseq_plugins.shared.values import positive
 from fairseq_plugins.shared.workers import end_with_parent, find_worker, start_processes
 
 NAME = "spec-dec-distill"

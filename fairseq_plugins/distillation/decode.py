@@ -20,8 +20,8 @@ from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.shards import Sentence, ShardWriter
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.process.output import counted
+from fairseq_plugins.shared.display import progress_bar
 from fairseq_plugins.shared.files import sha256
-from fairseq_plugins.shared.progress import progress_bar
 from fairseq_plugins.shared.workers import Worker, take_shards
 
 DEFAULT_MAX_TOKENS = 12000

@@ -24,9 +24,8 @@ from fairseq_plugins.metrics.sample import Sample, Score, Sentences
 from fairseq_plugins.metrics.significance import Difference, difference, significance
 from fairseq_plugins.metrics.texts import Text, aligned, read_text
 from fairseq_plugins.process.output import counted
-from fairseq_plugins.shared.cli import CommandParser, run_command
+from fairseq_plugins.shared.cli import CommandParser, positive, run_command
 from fairseq_plugins.shared.files import write_atomically
-from fairseq_plugins.shared.values import positive
 
 
 def load(args: argparse.Namespace) -> Sample:

@@ -1,16 +1,119 @@
-"""All metrics by name, and their requirements."""
+"""All metrics by name, and their requirements; those that are a few lines over a library are here."""
 
+import contextlib
 import importlib.util
+import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fairseq_plugins.errors import ConfigurationError, unknown_value
 from fairseq_plugins.metrics.bleu import sacrebleu_scorer, tokenized_bleu
-from fairseq_plugins.metrics.comet import comet
-from fairseq_plugins.metrics.repetition import repetition
-from fairseq_plugins.metrics.rewriting import edit_f, sari
-from fairseq_plugins.metrics.rouge import rouge
+from fairseq_plugins.metrics.edits import corpus_edits
 from fairseq_plugins.metrics.sample import Sample, Score
+from fairseq_plugins.metrics.sari import Sari, corpus_sari, mean_sari, sari_tokens
+
+ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+
+
+def rouge(sample: Sample) -> list[Score]:
+    """Compute mean F1 of ROUGE-1, ROUGE-2, ROUGE-L and ROUGE-Lsum; several references: the best one counts."""
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError as error:
+        problem = "rouge-score is not installed"
+        raise ConfigurationError("--metrics", "rouge", problem, "pip install rouge-score") from error
+    settings = sample.settings
+
+    def prepared(lines: Sequence[str]) -> list[str]:
+        return [line.replace(settings.sentence_separator, "\n") for line in lines]
+
+    scorer = RougeScorer(ROUGE_TYPES, use_stemmer=settings.stemmer)
+    references = zip(*(prepared(reference.raw) for reference in sample.references), strict=True)
+    by_sentence = [
+        scorer.score_multi(list(targets), hypothesis)
+        for targets, hypothesis in zip(references, prepared(sample.hypotheses.raw), strict=True)
+    ]
+    how = "F1 by rouge-score" + (", stemmed" if settings.stemmer else "")
+    scores = []
+    for kind in ROUGE_TYPES:
+        means = [100 * sum(score[kind][part] for score in by_sentence) / len(by_sentence) for part in range(3)]
+        name = kind.replace("rouge", "ROUGE-")
+        details = f"precision {means[0]:.2f}, recall {means[1]:.2f}"
+        scores.append(Score(name, means[2], f"{means[2]:.2f}", details, how))
+    return scores
+
+
+def sari(sample: Sample) -> list[Score]:
+    """Compute SARI in both conventions, see `sari.py`."""
+    assert sample.sources is not None
+    tokenize = not sample.settings.tokenized
+    source, output, *references = (
+        [sari_tokens(line, tokenize) for line in sentences.lines]
+        for sentences in (sample.sources, sample.hypotheses, *sample.references)
+    )
+    how = "lowercased, " + ("13a" if tokenize else "tokens as given")
+    return [
+        _sari_score("SARI", mean_sari(source, output, references), f"mean over sentences, {how}"),
+        _sari_score("SARI, EASSE", corpus_sari(source, output, references), f"counts of the corpus, {how}"),
+    ]
+
+
+def _sari_score(name: str, value: Sari, how: str) -> Score:
+    parts = f"add {value.add:.2f}, keep {value.keep:.2f}, delete {value.delete:.2f}"
+    return Score(name, value.score, f"{value.score:.2f}", parts, how)
+
+
+def edit_f(sample: Sample) -> list[Score]:
+    """Compute F0.5 of the edits of corrections, see `edits.py`."""
+    assert sample.sources is not None
+    references = [reference.tokens for reference in sample.references]
+    counts = corpus_edits(sample.sources.tokens, sample.hypotheses.tokens, references)
+    value = 100 * counts.f(0.5)
+    settings = sample.settings
+    details = (
+        f"precision {100 * counts.precision:.2f}, recall {100 * counts.recall:.2f}; "
+        f"{counts.right} edits right, {counts.wrong} wrong, {counts.missed} missed"
+    )
+    tokens = "tokens as given" if settings.tokenized else f"Moses tokens, {settings.lang}"
+    how = f"edits of a word alignment, neighbouring ones merged, {tokens}; not M2, not ERRANT"
+    return [Score("edit F0.5", value, f"{value:.2f}", details, how)]
+
+
+def comet(sample: Sample) -> list[Score]:
+    """Compute COMET (Rei et al. 2020) with a local model; nothing is downloaded."""
+    path = sample.settings.comet_model
+    assert path is not None and sample.sources is not None
+    # The encoder's tokenizer is read from Hugging Face's cache; without this variable the network is asked first.
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    from comet import load_from_checkpoint
+
+    with contextlib.redirect_stdout(sys.stderr):
+        model = load_from_checkpoint(path)
+        data = [
+            {"src": source, "mt": hypothesis, "ref": reference}
+            for source, hypothesis, reference in zip(
+                sample.sources.raw, sample.hypotheses.raw, sample.references[0].raw, strict=True
+            )
+        ]
+        value = float(model.predict(data, batch_size=8, gpus=0, progress_bar=sys.stderr.isatty()).system_score)
+    return [Score("COMET", value, f"{value:.4f}", "first reference", f"model {path}")]
+
+
+def repetition_ratio(sentences: Sequence[Sequence[str]]) -> float:
+    """Return the share of tokens that equal the token before them in the sentence (GAD Table 9)."""
+    tokens = sum(map(len, sentences))
+    repeated = sum(token == before for line in sentences for before, token in zip(line, line[1:], strict=False))
+    return repeated / tokens if tokens else 0.0
+
+
+def repetition(sample: Sample) -> list[Score]:
+    """Compute the token repetition ratio in percent, with that of the references."""
+    ratio = 100 * repetition_ratio(sample.hypotheses.tokens)
+    theirs = 100 * repetition_ratio([tokens for reference in sample.references for tokens in reference.tokens])
+    how = "share of Moses tokens equal to the one before"
+    return [Score("repetition", ratio, f"{ratio:.2f} %", f"references {theirs:.2f} %", how)]
+
 
 METRICS: dict[str, Callable[[Sample], list[Score]]] = {
     "bleu": tokenized_bleu,

@@ -8,7 +8,7 @@ from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import TransformerDecoder, TransformerEncoder, TransformerModel, base_architecture
 from torch import nn
 
-from fairseq_plugins.models.activation import set_activation
+from fairseq_plugins.models.fairseq_parts import set_activation
 
 
 class MarianDecoder(TransformerDecoder):

@@ -128,7 +128,7 @@ def run(argv: Sequence[str]) -> None:
     args = parse_arguments(get_parser(), argv)
     cfg = as_config(args)
     try:
-        from fairseq_plugins.pages import ddgviz_figure, ddgviz_page
+        from fairseq_plugins.pages import ddgviz_figure
     except ModuleNotFoundError as error:
         raise ConfigurationError(error.name, None, "is not installed", "pip install '.[reports]'") from error
     numbers, folder = sentence_numbers(args.sentences), Path(args.output)
@@ -151,7 +151,7 @@ def run(argv: Sequence[str]) -> None:
         write_atomically(stem.with_suffix(".json"), text + "\n", "--output")
         logger.info("%s.png, .svg, .json", stem)
     page = folder / "ddgviz.html"
-    write_atomically(page, ddgviz_page.page(sentences), "--output")
+    write_atomically(page, ddgviz_figure.page(sentences), "--output")
     logger.info("%s", page)
     print(f"{summary(sentences)}\n\n{NOTE}")
 

@@ -1,17 +1,18 @@
-"""Draw a decoding dependency graph above its heat map of probabilities (Santilli et al. 2023, Figure 4)."""
+"""Decoding dependency graphs above their heat maps (Santilli et al. 2023, Figure 4): pictures, and a page of all."""
 
 import io
 import logging
 import textwrap
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import font_manager
+from matplotlib import colormaps, font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import FancyArrowPatch, Rectangle
@@ -19,6 +20,7 @@ from matplotlib.path import Path as Curve
 from matplotlib.textpath import text_to_path
 
 from fairseq_plugins.pages.ddg import SOURCE, Sentence, edges_between
+from fairseq_plugins.pages.template import page_json, template
 from fairseq_plugins.shared.files import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -205,3 +207,15 @@ def _characters(path: str) -> frozenset[str]:
         return frozenset(map(chr, font_manager.get_font(path).get_charmap()))
     except (RuntimeError, OSError):  # a bitmap or damaged font
         return frozenset()
+
+
+_SHADES = 64
+
+
+def page(sentences: Sequence[Sentence]) -> str:
+    """Return the interactive page of all sentences, one self-contained HTML file."""
+    data = {
+        "sentences": [{**s.as_json(), "speed_up": f"{s.speed_up:.2f}"} for s in sentences],
+        "colours": [to_hex(colormaps[COLOURS](i / (_SHADES - 1))) for i in range(_SHADES)],
+    }
+    return template("ddgviz.html").replace("@@DATA@@", page_json(data))

@@ -9,7 +9,7 @@ import torch
 from fairseq_plugins.decoding.recording.reliability import Reliability
 from fairseq_plugins.decoding.recording.trace import stream_trace
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.metrics.edit_ratio import edit_ratio
+from fairseq_plugins.metrics.edits import edit_ratio
 from fairseq_plugins.pages.runs import Run
 
 # Points with a smaller share of the iterations are noise and not drawn.

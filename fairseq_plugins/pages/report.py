@@ -34,8 +34,8 @@ from fairseq_plugins.pages.runs import Run, load_runs, names_of, read_stats, sid
 from fairseq_plugins.pages.sweep_figure import quality_figure, read_sweep
 from fairseq_plugins.pages.template import template
 from fairseq_plugins.shared.cli import CommandParser, run_command
+from fairseq_plugins.shared.display import table
 from fairseq_plugins.shared.files import write_atomically
-from fairseq_plugins.shared.tables import table
 
 PERCENTILES = (50, 90, 95, 99)
 

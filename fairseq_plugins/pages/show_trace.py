@@ -28,9 +28,8 @@ from fairseq_plugins.pages.trace_page import (
     sample_evenly,
     sampling_note,
 )
-from fairseq_plugins.shared.cli import CommandParser, run_command
+from fairseq_plugins.shared.cli import CommandParser, positive, run_command
 from fairseq_plugins.shared.files import write_atomically
-from fairseq_plugins.shared.values import positive
 
 # Colour-blind-safe colours of Okabe and Ito.
 STYLES = {

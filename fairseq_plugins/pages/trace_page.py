@@ -7,7 +7,7 @@ from typing import Any
 
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.recording.trace import REASONS, Trace, TracedSentence, count_sentences
-from fairseq_plugins.metrics.edit_ratio import edit_ratio
+from fairseq_plugins.metrics.edits import edit_ratio
 from fairseq_plugins.pages.template import page_json, template
 from fairseq_plugins.process.output import counted
 

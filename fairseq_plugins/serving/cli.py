@@ -13,8 +13,7 @@ from typing import Any
 
 from fairseq_plugins.api.options import spelling_of
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.cli import CommandParser, run_command
-from fairseq_plugins.shared.values import not_negative, positive
+from fairseq_plugins.shared.cli import CommandParser, not_negative, positive, run_command
 
 NAME = "spec-dec-serve"
 KEY_VARIABLE = "SPEC_DEC_API_KEY"

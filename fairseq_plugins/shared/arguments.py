@@ -12,14 +12,12 @@ from typing import Any
 from fairseq_plugins.errors import ConfigurationError, on_command_line
 from fairseq_plugins.help_texts import FOLDER
 from fairseq_plugins.process.output import say
-from fairseq_plugins.shared import values
-from fairseq_plugins.shared.cli import CommandParser
+from fairseq_plugins.shared.cli import CommandParser, not_negative, positive, positive_list
 
 FILE = FOLDER / "arguments.json"
 
 # Types of other modules are checked by the command itself.
-_TYPES = {"int": int, "float": float} | {name: vars(values)[name] for name in ("positive", "not_negative")}
-_TYPES["positive_list"] = values.positive_list
+_TYPES: dict[str, Any] = {kind.__name__: kind for kind in (int, float, positive, not_negative, positive_list)}
 _ACTIONS = {
     argparse._StoreAction: "store",
     argparse._StoreTrueAction: "store_true",

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import math
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from fairseq_plugins.errors import (
     ConfigurationError,
     Spelling,
     did_you_mean,
+    explain,
     on_command_line,
     spell_as,
     unknown_value,
@@ -28,7 +30,26 @@ from fairseq_plugins.process.output import (
     say_output_failure,
     watch_output,
 )
-from fairseq_plugins.shared.explanations import explain
+
+
+def positive(text: str) -> int:
+    """Parse an integer of at least 1, for argparse."""
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def not_negative(text: str) -> float:
+    """Parse a number of at least 0, for argparse."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no number of at least 0")
+    return value
+
+
+def positive_list(text: str) -> list[int]:
+    """Parse a comma-separated list of integers of at least 1, for argparse."""
+    return [positive(part) for part in text.split(",")]
 
 
 class CommandParser(argparse.ArgumentParser):

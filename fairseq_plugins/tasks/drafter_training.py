@@ -13,7 +13,7 @@ from torch import distributed, nn
 from fairseq_plugins.checkpoint.loading import build_model, check_task, read_checkpoint, unwrap
 from fairseq_plugins.checkpoint.session import options_of
 from fairseq_plugins.criterions import tensorboard
-from fairseq_plugins.criterions.block_reliability import logged_reliability
+from fairseq_plugins.criterions.logged_sums import logged_reliability
 from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import choose_backend

@@ -29,11 +29,10 @@ from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import ConfigurationError, flag
 from fairseq_plugins.process.ending import fail, failure_ends_others
 from fairseq_plugins.process.output import counted, say
-from fairseq_plugins.shared.cli import CommandParser, run_command
+from fairseq_plugins.shared.cli import CommandParser, positive, run_command
+from fairseq_plugins.shared.display import progress_bar
 from fairseq_plugins.shared.files import Destination, destination, sha256, unwritable
 from fairseq_plugins.shared.invalid_text import mend_lines
-from fairseq_plugins.shared.progress import progress_bar
-from fairseq_plugins.shared.values import positive
 from fairseq_plugins.shared.workers import end_with_parent, find_worker, start_processes, take_shards
 from fairseq_plugins.translation.drafts import DraftSources, count_lines, draft_sources
 from fairseq_plugins.translation.output_shards import CHUNK, OutputShard, OutputShards, remove_finished

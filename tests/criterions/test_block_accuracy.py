@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fairseq_plugins.criterions.block_accuracy import accuracies, accuracy_by_position, shown_positions
+from fairseq_plugins.criterions.logged_sums import accuracies, accuracy_by_position, shown_positions
 from fairseq_plugins.data.block_masking import sample_blocks
 
 

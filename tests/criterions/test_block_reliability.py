@@ -4,7 +4,7 @@ import pytest
 import torch
 from fairseq.logging import metrics
 
-from fairseq_plugins.criterions.block_reliability import log_reliability, logged_reliability, reliability_counts
+from fairseq_plugins.criterions.logged_sums import log_reliability, logged_reliability, reliability_counts
 from fairseq_plugins.data.block_masking import Blocks, sample_blocks
 
 PAD, EOS = 1, 2

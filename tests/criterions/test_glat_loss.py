@@ -110,7 +110,7 @@ def test_an_update_waits_for_the_device_twice(monkeypatch: pytest.MonkeyPatch) -
         task._add_blocks(on_gpu, moved(model).train(), 0.5)
         *_, logged = criterion(model, on_gpu)
         criterion.reduce_metrics([logged])
-    assert waits_by_file(gpu) == {"model.py": 1, "sums.py": 1}
+    assert waits_by_file(gpu) == {"model.py": 1, "logged_sums.py": 1}
 
 
 @pytest.mark.usefixtures("device_guard")
@@ -118,11 +118,11 @@ def test_an_update_of_heads_or_a_jacobi_verifier_waits_little(monkeypatch: pytes
     """For what is logged, and for the positions that have losses."""
     task = make_task(30)
     cases = (
-        (make_blockwise(task), BlockwiseLoss(task, 0.1, "mean", 1.0), {"blockwise_loss.py": 2, "sums.py": 1}),
+        (make_blockwise(task), BlockwiseLoss(task, 0.1, "mean", 1.0), {"blockwise_loss.py": 2, "logged_sums.py": 1}),
         (
             make_transformer(task),
             JacobiConsistency(task, 0.1, trajectory_length=9),
-            {"jacobi_consistency.py": 2, "sums.py": 1},
+            {"jacobi_consistency.py": 2, "logged_sums.py": 1},
         ),
     )
     for model, criterion, expected in cases:

@@ -27,7 +27,7 @@ from fairseq_plugins.benchmarks.sweep_journal import Journal
 from fairseq_plugins.distillation import cli as distill
 from fairseq_plugins.distillation.decode import Teacher
 from fairseq_plugins.distillation.shards import read_shard
-from fairseq_plugins.process.stopping import stop_on_request
+from fairseq_plugins.process.training import stop_on_request
 from fairseq_plugins.shared.cli import run_command
 from fairseq_plugins.shared.files import lock
 from fairseq_plugins.translation import cli as translate

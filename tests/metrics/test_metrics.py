@@ -12,7 +12,7 @@ import sacremoses
 from rouge_score.rouge_scorer import RougeScorer
 
 from fairseq_plugins.metrics import cli, registry
-from fairseq_plugins.metrics.repetition import repetition_ratio
+from fairseq_plugins.metrics.registry import repetition_ratio
 from fairseq_plugins.metrics.sample import split_compounds
 from fairseq_plugins.metrics.sari import corpus_sari, mean_sari, sari_tokens, sentence_sari
 from tests.support import run_in_process

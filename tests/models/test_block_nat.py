@@ -16,7 +16,7 @@ from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.state import DecodingState
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
-from fairseq_plugins.models.positions import position_table
+from fairseq_plugins.models.fairseq_parts import position_table
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.errors import error_about, refused
 from tests.support import make_args, make_drafter, make_sample, make_task, make_transformer

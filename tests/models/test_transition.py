@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.decoding.reference.drafters.masked_decoder import DraftOptions
-from fairseq_plugins.decoding.reference.drafters.path import draft_maker
-from fairseq_plugins.decoding.reference.drafters.vocabulary import scatter_scores
+from fairseq_plugins.decoding.reference.drafters.path import draft_maker, scatter_scores
 from fairseq_plugins.models.transition import TransitionScores
 from tests.errors import refused
 from tests.strategies import DETERMINISTIC, example_count

@@ -22,7 +22,7 @@ from PIL import Image
 
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.pages import ddgviz, ddgviz_figure, ddgviz_page
+from fairseq_plugins.pages import ddgviz, ddgviz_figure
 from fairseq_plugins.pages.ddg import SOURCE, Sentence, Trace, trace
 from tests.conftest import Corpus
 from tests.support import Options, fairseq_greedy, ids, make_generator, make_sample, make_task, make_transformer, scores
@@ -305,7 +305,7 @@ def test_a_missing_font_is_named(
 
 
 def page_of(*names: str) -> str:
-    return ddgviz_page.page([SENTENCES[name] for name in names])
+    return ddgviz_figure.page([SENTENCES[name] for name in names])
 
 
 def test_page_is_self_contained() -> None:
@@ -317,7 +317,7 @@ def test_page_is_self_contained() -> None:
 
 def test_tokens_cannot_break_the_page() -> None:
     sentence = make_sentence('</script> <!-- & " </s>', [1, 2, 3, 4, 5])
-    page = ddgviz_page.page([sentence])
+    page = ddgviz_figure.page([sentence])
     data = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.S)
     assert data is not None
     record = json.loads(data[1])["sentences"][0]
@@ -419,4 +419,4 @@ def test_sentence_numbers() -> None:
 def test_difference_from_fairseq_is_reported(tmp_path: Path) -> None:
     sentence = dataclasses.replace(SENTENCES["hebrew"], identical=False)
     assert sentence.as_json()["identical_to_fairseq"] is False
-    assert '"identical_to_fairseq":false' in ddgviz_page.page([sentence])
+    assert '"identical_to_fairseq":false' in ddgviz_figure.page([sentence])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_plugins.decoding.recording.stats import SentenceStats
-from fairseq_plugins.pages import ddgviz_page, report, show_trace
+from fairseq_plugins.pages import ddgviz_figure, report, show_trace
 from tests.pages.browser import NEEDS_BROWSER, Page
 from tests.pages.test_ddgviz import SENTENCES
 from tests.pages.trace_samples import case_study
@@ -20,7 +20,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     made = {"trace": folder / "trace.html", "ddgviz": folder / "ddgviz.html", "report": folder / "report/report.html"}
     assert show_trace.main([case_study(folder / "trace.jsonl"), "--html", str(made["trace"])]) == 0
-    made["ddgviz"].write_text(ddgviz_page.page([SENTENCES["long"]]), encoding="utf-8")
+    made["ddgviz"].write_text(ddgviz_figure.page([SENTENCES["long"]]), encoding="utf-8")
     sentences = [SentenceStats(n, 7, 8 + n % 3, 3, [4, 3, 1 + n % 3], 1, 0.5) for n in range(20)]
     (folder / "stats.jsonl").write_text("".join(json.dumps(vars(sentence)) + "\n" for sentence in sentences))
     assert report.main([str(folder / "stats.jsonl"), "--output", str(made["report"].parent)]) == 0

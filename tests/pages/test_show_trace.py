@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fairseq_plugins.decoding.recording.trace import read_trace, stream_trace
-from fairseq_plugins.metrics.edit_ratio import edit_ratio
+from fairseq_plugins.metrics.edits import edit_ratio
 from fairseq_plugins.pages import trace_page
 from fairseq_plugins.pages.show_trace import TerminalView, main, plain_text
 from fairseq_plugins.pages.trace_page import describe, edit_basis, edit_ratios, how_many_fit, page, sample_evenly

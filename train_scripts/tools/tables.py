@@ -11,7 +11,7 @@ import tabulate
 
 import fairseq_plugins
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.tables import shown, table
+from fairseq_plugins.shared.display import shown, table
 
 # Column of spec-dec-bench -> title in the short table.
 COLUMNS = {

@@ -25,10 +25,9 @@ from fairseq_plugins.benchmarks.gpu_check import engine, released, training
 from fairseq_plugins.benchmarks.gpu_check.environment import ROOT, Environment
 from fairseq_plugins.benchmarks.gpu_check.report import FAILED, NOT_RUN, Outcome, passed_if, render
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.cli import run_command
+from fairseq_plugins.shared.cli import positive, run_command
 from fairseq_plugins.shared.files import write_atomically
 from fairseq_plugins.shared.machine import machine
-from fairseq_plugins.shared.values import positive
 
 Check = Callable[[Environment], Outcome]
 

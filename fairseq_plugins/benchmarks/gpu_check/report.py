@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fairseq_plugins.shared.tables import table
+from fairseq_plugins.shared.display import table
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 

@@ -23,7 +23,7 @@ from fairseq_plugins.decoding.gpu.kernels.constants import ALL_ROWS, EOS_IS_FORB
 from fairseq_plugins.decoding.gpu.policy import Policy
 from fairseq_plugins.decoding.gpu.search import GreedySearch, packed
 from fairseq_plugins.decoding.kernel_module import FoundHypothesis, FoundOutput
-from fairseq_plugins.shared.explanations import NAN_SCORES
+from fairseq_plugins.errors import NAN_SCORES
 
 # Numbers of places that have graphs of their own.
 PLACES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)

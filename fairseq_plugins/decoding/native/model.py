@@ -1,6 +1,8 @@
 """Convert fairseq's modules for the compiled CPU kernels, and choose the format of each weight."""
 
+import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -10,7 +12,6 @@ from fairseq_plugins.checkpoint.int8_weights import is_int8, stored_int8
 from fairseq_plugins.decoding.kernel_module import KernelModule, Unsupported
 from fairseq_plugins.decoding.kernel_weights import KernelWeights
 from fairseq_plugins.decoding.native import kernels
-from fairseq_plugins.decoding.native.available_memory import available_memory
 from fairseq_plugins.decoding.weights import Linear, Precision, QuantizedLinear, is_small
 
 # Large weights have a packed copy only if it takes at most this share of the memory that is available.
@@ -101,3 +102,45 @@ def _is_exact_in_half(weight: Tensor) -> bool:
     # In blocks: most weights fail in the first one, and small temporaries need little memory.
     blocks = weight.reshape(-1).split(2**16)
     return all(bool((block.half().to(block.dtype) == block).all()) for block in blocks)
+
+
+_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP_V1 = _CGROUP / "memory"
+
+
+def available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path | None = None) -> float:
+    """Return the bytes that are available without swapping; infinity where the system does not tell (not Linux).
+
+    Args:
+        meminfo: Linux' table of the machine's memory.
+        cgroup: folder of the container's limit, version 1 or 2; None for the usual one.
+    """
+    folder = cgroup or (_CGROUP_V1 if _CGROUP_V1.is_dir() else _CGROUP)
+    return min(_of_machine(meminfo), _of_container(folder))
+
+
+def _of_machine(meminfo: Path) -> float:
+    for line in _lines(meminfo):
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return math.inf
+
+
+def _of_container(folder: Path) -> float:
+    for limit, used, cache in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        most, current = _lines(folder / limit), _lines(folder / used)
+        if most and current and most[0].isdigit():
+            # Linux gives pages of files back when memory is short.
+            stat = dict(line.split() for line in _lines(folder / "memory.stat"))
+            return max(0, int(most[0]) - int(current[0]) + int(stat.get(cache, 0)))
+    return math.inf
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []

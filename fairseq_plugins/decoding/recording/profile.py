@@ -11,8 +11,8 @@ from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.native.backend import NativeBackend
 from fairseq_plugins.decoding.reference.backend import TorchBackend
 from fairseq_plugins.process.output import say
+from fairseq_plugins.shared.display import table
 from fairseq_plugins.shared.partial_file import was_interrupted
-from fairseq_plugins.shared.tables import table
 
 # Parts in the order of the table. The time of a nested part is not counted in the outer one.
 PARTS = ("verifier's encoder", "drafter's encoder", "drafter", "verifier", "acceptance", "other")

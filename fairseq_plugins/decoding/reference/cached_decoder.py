@@ -30,7 +30,7 @@ from fairseq_plugins.decoding.weights import (
     vocabulary_projection,
 )
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.models.positions import position_table
+from fairseq_plugins.models.fairseq_parts import position_table
 from fairseq_plugins.models.support import unsupported_reason
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from fairseq_plugins.decoding.reference.rows import may_have_padding
 from fairseq_plugins.decoding.weights import Precision, embeddings, norm, quantized_layer, read_encoder_layer
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.exact_types import changed_part
-from fairseq_plugins.models.positions import KNOWN_POSITIONS, position_table
+from fairseq_plugins.models.fairseq_parts import KNOWN_POSITIONS, position_table
 
 logger = logging.getLogger(__name__)
 

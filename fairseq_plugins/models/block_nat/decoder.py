@@ -12,7 +12,7 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
 from fairseq_plugins.data.block_masking import Blocks
-from fairseq_plugins.models.positions import position_table
+from fairseq_plugins.models.fairseq_parts import position_table
 from fairseq_plugins.models.transition import TransitionScores
 from fairseq_plugins.models.verifier_features import FeatureReader, layer_numbers
 from fairseq_plugins.shared.fingerprints import dictionary_fingerprint
@@ -82,7 +82,7 @@ class BlockNatDecoder(TransformerDecoder):
         self.register_buffer("trained_block_size", torch.tensor([args.block_size or 0]))
         self.register_buffer("dictionary_fingerprint", dictionary_fingerprint(dictionary))
         self.register_buffer("verifier_fingerprint", torch.tensor([0]))
-        # How often each token was a target: see decoding/reference/drafters/vocabulary.py.
+        # How often each token was a target: see decoding/reference/drafters/path.py.
         self.register_buffer("target_counts", torch.zeros(len(dictionary), dtype=torch.long))
         # Drafted and accepted tokens of the validation set, by position and survival bin.
         size = (2, max(args.block_size or 0, 1), SURVIVAL_BINS)

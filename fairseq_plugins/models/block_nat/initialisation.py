@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fairseq_plugins.checkpoint.loading import build_model, read_checkpoint
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.models.activation import activation_function
+from fairseq_plugins.models.fairseq_parts import activation_function
 from fairseq_plugins.models.verifier_features import FeatureReader
 
 logger = logging.getLogger(__name__)

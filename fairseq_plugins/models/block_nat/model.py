@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from fairseq_plugins.checkpoint.session import options_of
 from fairseq_plugins.data.block_masking import Blocks, glance
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.models.activation import set_activation
 from fairseq_plugins.models.block_nat.decoder import BlockNatDecoder
 from fairseq_plugins.models.block_nat.initialisation import initialise
 from fairseq_plugins.models.block_nat.options import add_options, check_options, set_defaults, take_sizes
+from fairseq_plugins.models.fairseq_parts import set_activation
 from fairseq_plugins.models.verifier_features import fit_to_verifier
 from fairseq_plugins.shared.fingerprints import weights_fingerprint
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_plugins.decoding.native.available_memory import available_memory
+from fairseq_plugins.decoding.native.model import available_memory
 
 MACHINE = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    500 kB\n"
 V1 = {"memory.limit_in_bytes": "{}", "memory.usage_in_bytes": "90000", "memory.stat": "total_inactive_file 30000"}

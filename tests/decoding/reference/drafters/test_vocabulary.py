@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fairseq_plugins.decoding.checks import check_fit
 from fairseq_plugins.decoding.methods import check_options
 from fairseq_plugins.decoding.reference.cached_decoder import CachedDecoder
-from fairseq_plugins.decoding.reference.drafters.vocabulary import DEFAULT_SHARE, draft_vocabulary, scatter_scores
+from fairseq_plugins.decoding.reference.drafters.path import DEFAULT_SHARE, draft_vocabulary, scatter_scores
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.tasks.options import SpecDecConfig

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from fairseq import options
 
+from fairseq_plugins.process.training import bf16_without_tpu
 from tests.conftest import TINY, Corpus
 from tests.support import REPOSITORY
 from tests.train_scripts.test_runner import environment
@@ -78,3 +80,13 @@ def test_a_training_stops_with_a_checkpoint(corpus: Corpus, programs: Path, tmp_
         assert train(corpus, programs, whole, updates).wait(100) == 0
         models = [torch.load(folder / "checkpoint_last.pt")["model"] for folder in (stopped, whole)]
         assert all(torch.equal(value, models[1][name]) for name, value in models[0].items())
+
+
+@pytest.mark.parametrize("tpu", [False, True])
+def test_bf16_asks_for_a_tpu_only_with_tpu(tpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fairseq's own parser always does, and its trainer then fails without PyTorch's package for TPUs."""
+    arguments = ["data", "--task", "spec_dec", "--arch", "transformer", "--bf16", *(["--tpu"] if tpu else [])]
+    monkeypatch.setattr(options, "parse_args_and_arch", options.parse_args_and_arch)  # is put back
+    bf16_without_tpu()
+    args = options.parse_args_and_arch(options.get_training_parser(), input_args=arguments)
+    assert args.bf16 and args.tpu == tpu

@@ -1,5 +1,13 @@
-"""Position embeddings of fairseq's Transformers as tables."""
+"""Parts of fairseq's Transformers: position embeddings as tables, activation functions.
 
+fairseq 0.12 has SiLU ("swish"), and cannot apply it.
+"""
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from fairseq import utils
+from fairseq.models import FairseqDecoder, FairseqEncoder
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
 from torch import Tensor
@@ -28,3 +36,15 @@ def position_table(model: TransformerDecoderBase | TransformerEncoderBase, count
         return table[first : first + count].to(device=like.device, dtype=like.dtype)
     problem = f"position embedding {type(embed).__name__} is not supported"
     raise ConfigurationError(None, None, problem, "use {--decoder beam}")
+
+
+def activation_function(name: str) -> Callable[[Tensor], Tensor]:
+    """Return the function of `--activation-fn`; for "swish" fairseq has the class `torch.nn.SiLU` in its place."""
+    return F.silu if name == "swish" else utils.get_activation_fn(name)
+
+
+def set_activation(name: str, *stacks: FairseqEncoder | FairseqDecoder) -> None:
+    """Let the layers of fairseq's encoders or decoders apply an activation function."""
+    for stack in stacks:
+        for layer in stack.layers.children():  # iterating itself, LayerDrop would leave some out
+            layer.activation_fn = activation_function(name)

@@ -1,7 +1,8 @@
-"""End a training with a checkpoint on request: Slurm sends SIGUSR1 before a time limit.
+"""The process of fairseq-train: its end on request, and `--bf16` on a GPU.
 
-fairseq stops and saves after the update that reaches --max-update, so a request lowers --max-update. Only the first of
-several processes saves and stops; the sender of the request ends the others.
+Slurm sends SIGUSR1 before a time limit, and a training ends with a checkpoint. fairseq stops and saves after the update
+that reaches --max-update, so a request lowers --max-update. Only the first of several processes saves and stops; the
+sender of the request ends the others.
 
 The settings are a local variable of fairseq's loop, which the handler gets from Python as a frame: nothing that fairseq
 calls in the loop knows them (its older tasks and optimizers have only their own), and fairseq is not patched.
@@ -12,9 +13,12 @@ import signal
 import sys
 import threading
 import time
+from functools import wraps
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
+from fairseq import options
 from torch import distributed
 
 STOP_FILE = "SPEC_DEC_STOP_FILE"
@@ -52,3 +56,19 @@ def _stop(number: int, frame: FrameType | None) -> None:
     cfg = frame.f_locals["cfg"]
     cfg.optimization.max_update = 1
     cfg.dataset.disable_validation = True  # may exceed the time left, and needs all processes
+
+
+def bf16_without_tpu() -> None:
+    """Let fairseq's parser ask for a TPU only where `--tpu` is given, not for `--bf16`."""
+    parse = options.parse_args_and_arch
+
+    @wraps(parse)
+    def parse_without_tpu(*args: Any, **kwargs: Any) -> Any:
+        parsed = parse(*args, **kwargs)
+        namespace = parsed[0] if isinstance(parsed, tuple) else parsed
+        arguments = kwargs.get("input_args")
+        if getattr(namespace, "bf16", False) and "--tpu" not in (sys.argv if arguments is None else arguments):
+            namespace.tpu = False
+        return parsed
+
+    options.parse_args_and_arch = parse_without_tpu

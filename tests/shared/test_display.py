@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from fairseq_plugins.shared import progress
+from fairseq_plugins.shared import display
 
 
 class Terminal(io.StringIO):
@@ -14,7 +14,7 @@ class Terminal(io.StringIO):
 
 def test_a_log_has_lines_without_carriage_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", log := io.StringIO())
-    with progress.progress_bar(4, desc="quality", **{"mininterval": 0, "delay": 0}) as bar:
+    with display.progress_bar(4, desc="quality", **{"mininterval": 0, "delay": 0}) as bar:
         for _ in range(4):
             bar.update(1)
             bar.refresh()
@@ -25,7 +25,7 @@ def test_a_log_has_lines_without_carriage_returns(monkeypatch: pytest.MonkeyPatc
 
 def test_descriptions_have_one_colon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", log := io.StringIO())
-    with progress.progress_bar(4, **{"mininterval": 0, "delay": 0}) as bar:
+    with display.progress_bar(4, **{"mininterval": 0, "delay": 0}) as bar:
         for description in ("", "speed, batch 1"):
             bar.set_description(description)
     assert [line.partition(" %")[0] for line in log.getvalue().splitlines()][-2:] == ["0", "speed, batch 1: 0"]
@@ -33,13 +33,13 @@ def test_descriptions_have_one_colon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_quick_step_leaves_nothing_in_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", log := io.StringIO())
-    with progress.progress_bar(4) as bar:
+    with display.progress_bar(4) as bar:
         bar.update(4)
     assert log.getvalue() == ""
 
 
 def test_a_terminal_has_one_line_that_disappears(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", terminal := Terminal())
-    with progress.progress_bar(4) as bar:
+    with display.progress_bar(4) as bar:
         bar.update(4)
     assert terminal.getvalue().startswith("\r") and "\n" not in terminal.getvalue()
