@@ -15,7 +15,7 @@ import pytest
 import fairseq_plugins
 from tests.cluster import slurm
 from tests.conftest import Corpus
-from tests.process.test_stopping import trainer_without_gpus, training
+from tests.process.test_training import trainer_without_gpus, training
 from tests.support import REPOSITORY
 from tests.test_documented_commands import blocks
 from tests.test_recipes import TINY, write_text
