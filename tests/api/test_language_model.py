@@ -4,16 +4,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from fairseq.data import Dictionary
-from fairseq.models.transformer_lm import TransformerLanguageModel, base_lm_architecture
-from omegaconf import OmegaConf
 
 import fairseq_plugins
-from fairseq_plugins.checkpoint.averaging import write_checkpoint
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.parsing import as_config
-from tests.support import REPOSITORY, liven, make_args
+from tests.language_model import write_language_model
+from tests.support import REPOSITORY
 
 CLDR = REPOSITORY / "checkpoints" / "cldr.en-de"
 TEXTS = ["Austrian German", "the day before yesterday", "in 3 months", "Chinese (Traditional)", "next week"]
@@ -25,26 +20,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lm")
     for name in ("dict.en.txt", "dict.de.txt", "subwords.model", "verifier.pt"):
         shutil.copy(CLDR / name, folder)
-    shutil.copy(CLDR / "dict.de.txt", folder / "dict.txt")
-    torch.manual_seed(1)
-    args = make_args(
-        decoder_layers=1, tokens_per_sample=64, max_target_positions=64, task="language_modeling",
-        arch="transformer_lm", data=str(folder), criterion="cross_entropy", optimizer="adam",
-    )  # fmt: skip
-    base_lm_architecture(args)
-    args.decoder_output_dim = args.decoder_input_dim = args.decoder_embed_dim
-    dictionary = Dictionary.load(str(folder / "dict.txt"))
-
-    class Task:
-        source_dictionary = target_dictionary = output_dictionary = dictionary
-
-    model = liven(TransformerLanguageModel.build_model(args, Task()))
-    state = {
-        "args": None, "cfg": OmegaConf.to_container(as_config(args), resolve=True, enum_to_str=True),
-        "model": model.state_dict(), "extra_state": {}, "last_optimizer_state": None,
-        "optimizer_history": [{"num_updates": 0, "criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}],
-    }  # fmt: skip
-    write_checkpoint(folder / "lm.pt", state, "OUT")
+    write_language_model(folder, CLDR / "dict.de.txt")
     return folder
 
 

@@ -1,12 +1,15 @@
 """Measure sampling, alignments and fairseq's other searches on captions: `python -m tests.benchmarks.measure_options`.
 
     python -m tests.benchmarks.measure_options SOURCES REFERENCES [PART...]
+    TRITON_INTERPRET=1 python -m tests.benchmarks.measure_options SOURCES REFERENCES interpreted
 
 SOURCES and REFERENCES are captions in English and German, a line each, such as the test set of Multi30k. Each part
-prints rows of a Markdown table: `samples`, `distribution`, `speed`, `searches`, `single_searches`.
+prints rows of a Markdown table: `samples`, `distribution`, `speed`, `searches`, `single_searches`. `--measured TABLE`
+leaves out the rows of a run that was stopped: `... samples --measured TABLE >> TABLE`.
 """
 
 import argparse
+import os
 import statistics
 import time
 from collections import Counter
@@ -21,33 +24,19 @@ from fairseq.sequence_generator import SequenceGenerator
 
 import fairseq_plugins
 from fairseq_plugins import Model, Translation
-from tests.support import REPOSITORY
+from tests.benchmarks.captions import BASE, CLDR, cut, is_measured, leave_out, model, row, shown
+from tests.benchmarks.measure_searches import searches, single_searches
 
-SMALL, BASE, CLDR = (
-    REPOSITORY / "checkpoints" / name for name in ("multi30k.en-de", "multi30k-base.en-de", "cldr.en-de")
-)
 Ids = list[list[tuple[str, ...]]]
-
-
-@cache
-def model(decoder: str, folder: Path = SMALL, threads: int = 1, **options: Any) -> Model:
-    """Return a model of the repository on the CPU."""
-    return fairseq_plugins.load(folder, decoder=decoder, device="cpu", threads=threads, **options)
-
-
-def cut(texts: Sequence[str], folder: Path = SMALL) -> list[list[str]]:
-    """Return texts as subwords."""
-    return [model("greedy", folder).tokenize(text) for text in texts]
+SAMPLINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.7}, {"temperature": 0.5}, {"temperature": 1.5}, {"sampling_topk": 10}, {"sampling_topp": 0.9},
+    {}, {"sampling_topp": 0.8, "temperature": 1.5},
+)  # fmt: skip
 
 
 def hypotheses(translations: Sequence[Translation]) -> Ids:
     """Return the subwords of all hypotheses of each sentence."""
     return [[tuple(each.tokens) for each in (one, *one.alternatives)] for one in translations]
-
-
-def row(*cells: object) -> None:
-    """Print a row of the table."""
-    print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
 # Sampled ids
@@ -63,29 +52,58 @@ def samples(sources: list[str], _: list[str]) -> None:
         for size in (1, 7, 32)
     ]
     in_torch: list[dict[str, Any]] = [
-        {"decoder": "greedy", "batch_size": 32},
-        *({"decoder": "gad", "threads": threads, "batch_size": size} for threads, size in ((2, 7), (1, 32))),
+        {"decoder": "greedy", "batch_size": 32, "no_compiled_steps": True},
+        {"decoder": "gad", "batch_size": 7, "threads": 2, "no_compiled_steps": True},
     ]
-    for options in (
-        {"temperature": 0.5}, {"temperature": 1.5}, {"sampling_topk": 10}, {"sampling_topp": 0.9}, {},
-        {"sampling_topp": 0.8, "temperature": 1.5}, {"temperature": 0.7},
-    ):  # fmt: skip
-        shown = ", ".join(f"{name.removeprefix('sampling_')} {value}" for name, value in options.items())
+    for number, options in enumerate(SAMPLINGS):
+        name = f"sampled ids, {shown(options)}"
+        if is_measured(name):
+            continue
         # All ways with one of the options, four with the others.
-        found = [drawn(texts, options, **way) for way in (ways if options == {"temperature": 0.7} else ways[::5])]
-        torchs = [drawn(texts, options, no_compiled_steps=True, **way) for way in in_torch]
+        found = [drawn(texts, options, **way) for way in (ways[::5] if number else ways)]
+        torchs = [drawn(texts, options, **way) for way in in_torch]
         row(
-            f"sampled ids, {shown or 'no option'}", f"{len(texts)} sentences",
+            name, f"{len(texts)} sentences",
             f"kernels: {sum(one == found[0] for one in found)} of {len(found)} runs equal",
             f"PyTorch: {sum(one == torchs[0] for one in torchs)} of {len(torchs)} runs equal",
             f"kernels and PyTorch: {equal(found[0], torchs[0])} sentences equal",
         )  # fmt: skip
 
 
+def interpreted(sources: list[str], _: list[str], count: int = 8, longest: int = 6) -> None:
+    """Compare sampled ids of the GPU's kernels in Triton's interpreter with the CPU's: few and short sentences."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        raise SystemExit("interpreted: set TRITON_INTERPRET=1")
+    # Here, because it needs Triton.
+    from tests.decoding.gpu.interpreter import patch_once
+
+    patch_once()
+    texts = cut([" ".join(text.split()[:4]) for text in sources[:count]], CLDR)
+    limits = {"max_len_a": 0, "max_len_b": longest}
+    plain = fairseq_plugins.load(CLDR, decoder="greedy", device="cpu", threads=1)
+    expected = {shown(options): drawn_by(plain, texts, {**options, **limits}, count) for options in SAMPLINGS}
+    os.environ["SPEC_DEC_GPU"] = "triton"
+    own = {name: fairseq_plugins.load(CLDR, decoder=name, device="cpu", threads=1) for name in ("greedy", "gad")}
+    for options in SAMPLINGS:
+        name = f"sampled ids, {shown(options)}, interpreted"
+        if is_measured(name):
+            continue
+        ways = (("greedy", 8), ("gad", 3), ("gad", 1))
+        found = [drawn_by(own[decoder], texts, {**options, **limits}, size) for decoder, size in ways]
+        row(
+            name, f"{len(texts)} sentences", f"backends: {', '.join(sorted({each.backend for each in own.values()}))}",
+            f"GPU's kernels: {sum(one == found[0] for one in found)} of {len(found)} runs equal",
+            f"GPU's and CPU's kernels: {equal(found[0], expected[shown(options)])} sentences equal",
+        )  # fmt: skip
+
+
 def drawn(
     texts: list[list[str]], options: dict[str, Any], decoder: str, batch_size: int, threads: int = 1, **how: Any
 ) -> Ids:
-    own = model(decoder, threads=threads, **how)
+    return drawn_by(model(decoder, threads=threads, **how), texts, options, batch_size)
+
+
+def drawn_by(own: Model, texts: list[list[str]], options: dict[str, Any], batch_size: int) -> Ids:
     return hypotheses(own.translate_batch(texts, sampling=True, seed=1, batch_size=batch_size, **options))
 
 
@@ -104,8 +122,11 @@ def distribution(*_: list[str], count: int = 100_000) -> None:
     session = own._session
     (verifier,), target = session.models, session.task.target_dictionary
     for options in ({}, {"sampling_topk": 10}, {"sampling_topp": 0.9, "temperature": 1.2}, {"temperature": 0.7}):
-        shown = ", ".join(f"{name.removeprefix('sampling_')} {value}" for name, value in options.items())
         for longest in (1, 3):
+            outputs = f"{longest} token" if longest == 1 else f"outputs of up to {longest} tokens"
+            name = f"{count:,} samples of {outputs}, {shown(options)}"
+            if is_measured(name):
+                continue
             limits = {"max_len_a": 0, "max_len_b": longest}
             ours: Counter[tuple[int, ...]] = Counter()
             for begin in range(0, count, 5000):
@@ -116,18 +137,11 @@ def distribution(*_: list[str], count: int = 100_000) -> None:
                     ours[tuple(target.index(token) for token in each.tokens)] += 1
             ids = own._text.source(words)
             expected = probabilities(verifier, ids, list(ours), longest, target, options)
-            outputs = f"{longest} token" if longest == 1 else f"outputs of up to {longest} tokens"
-            row(
-                f"{count:,} samples of {outputs}, {shown or 'no option'}",
-                "against the model's softmax",
-                against(ours, expected, count),
-            )
             theirs = fairseqs(verifier, ids, target, longest, count, options)
             row(
-                f"{count:,} samples of {outputs}, {shown or 'no option'}",
-                "against fairseq's sampler",
-                between(ours, theirs),
-            )
+                name, f"against the model's softmax: {against(ours, expected, count)}",
+                f"against fairseq's sampler: {between(ours, theirs)}",
+            )  # fmt: skip
 
 
 @torch.no_grad()
@@ -264,113 +278,9 @@ def speed(sources: list[str], _: list[str], repeats: int = 5) -> None:
     row("sampling without drafts / fairseq `--sampling`, temperature 0.7", place, ratio("fairseq, 0.7", "greedy, 0.7"))
 
 
-# Alignments and fairseq's other searches
-
-
-def searches(sources: list[str], references: list[str], count: int = 461, size: int = 16) -> None:
-    """Compare all hypotheses and alignments with those of fairseq's own search, beam 5, in batches of a size.
-
-    Where hypotheses differ, decode with fairseq in batches of another size: near ties differ there, too.
-    """
-    texts, words = cut(sources[:count]), cut(references[:count])
-    # Up to two phrases of each reference, in the order in which it has them: words 2 to 3, and the last one.
-    phrases = [phrases_of(one) for one in words]
-    plain: dict[str, Any] = {"beam": 5, "num_hypotheses": 5, "batch_size": size}
-    cases: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-        "alignments (hard)": ({}, {"alignments": True}),
-        "constraints, ordered": ({}, {"constraints": phrases}),
-        "constraints, unordered": (
-            {}, {"constraints": [one[::-1] for one in phrases], "constraint_order": "unordered"}
-        ),
-        "diverse beams, 5 groups": ({"diverse_beam_groups": 5}, {}),
-        "diverse siblings, rate 0.5": ({"diversity_rate": 0.5}, {}),
-        "lengths of sources": ({"match_source_len": True}, {}),
-        "suppressed tokens": ({}, {"suppress_tokens": ["\u2581Ein", "\u2581ein", "."]}),
-    }  # fmt: skip
-    for name, (of_load, of_call) in cases.items():
-        ours, theirs = (model(decoder, **of_load) for decoder in ("fast-beam", "beam"))
-        found: dict[str, list[Translation]] = {}
-        times: dict[str, list[float]] = {"ours": [], "theirs": []}
-        for _ in range(2):
-            for who, own in (("ours", ours), ("theirs", theirs)):
-                began = time.perf_counter()
-                found[who] = in_batches(own, texts, plain, of_call)
-                times[who].append(time.perf_counter() - began)
-        both = list(zip(found["ours"], found["theirs"], strict=True))
-        same = sum(
-            one.tokens == other.tokens and one.alignment == other.alignment
-            and [each.tokens for each in one.alternatives] == [each.tokens for each in other.alternatives]
-            for one, other in both
-        )  # fmt: skip
-        best = sum(one.tokens == other.tokens for one, other in both)
-        ratio = min(times["theirs"]) / min(times["ours"])
-        row(
-            name, f"best outputs of {best} of {len(texts)}, all 5 hypotheses of {same}",
-            f"batches of {size}: {ratio:.1f} times fairseq's speed",
-        )  # fmt: skip
-    soft(texts, size)
-
-
-def single_searches(sources: list[str], references: list[str]) -> None:
-    """Compare as `searches`, one sentence at a time."""
-    searches(sources, references, 60, 1)
-
-
-def in_batches(own: Model, texts: list[list[str]], plain: dict[str, Any], options: dict[str, Any]) -> list[Translation]:
-    """Decode batch by batch: fairseq's diverse beams fail where the number of a sentence exceeds those of its batch."""
-    order, size = sorted(range(len(texts)), key=lambda number: len(texts[number])), plain["batch_size"]
-    found: dict[int, Translation] = {}
-    for begin in range(0, len(order), size):
-        numbers = order[begin : begin + size]
-        given = (
-            {**options, "constraints": [options["constraints"][n] for n in numbers]}
-            if "constraints" in options
-            else options
-        )
-        found |= zip(numbers, own.translate_batch([texts[n] for n in numbers], **plain, **given), strict=True)
-    return [found[number] for number in range(len(texts))]
-
-
-def phrases_of(words: list[str]) -> list[list[str]]:
-    """Return two phrases of a sentence given as subwords: whole words."""
-    begins = [n for n, word in enumerate(words) if word.startswith("\u2581")]
-    if len(begins) < 4:
-        return []
-    return [words[begins[1] : begins[3]], words[begins[-1] :]]
-
-
-def soft(texts: list[list[str]], size: int) -> None:
-    """Compare soft alignments, the attention of each token of the best outputs, with fairseq's own."""
-    ours, theirs = (model(decoder) for decoder in ("fast-beam", "beam"))
-    equal_outputs, found, seconds_of = 0, {}, {}
-    for who, own in (("ours", ours), ("theirs", theirs)):
-        session = own._session
-        generator = session.generator(beam=5, nbest=1, print_alignment="soft")
-        sources = [own._text.source(words) for words in texts]
-        order = sorted(range(len(sources)), key=lambda number: len(sources[number]))  # noqa: B023
-        dataset = own._dataset(sources)
-        began, outputs = time.perf_counter(), {}
-        for batch in session.batches(dataset, order, size):
-            numbers = batch["id"].tolist()
-            outputs |= dict(zip(numbers, session.decode(generator, batch), strict=True))
-        seconds_of[who] = time.perf_counter() - began
-        found[who] = [outputs[number][0] for number in range(len(sources))]
-    for one, other in zip(found["ours"], found["theirs"], strict=True):
-        # fairseq gives numbers as text, of six digits.
-        first, second = (
-            torch.tensor([[float(share) for share in shares] for shares in each["alignment"]]) for each in (one, other)
-        )
-        equal_outputs += first.shape == second.shape and bool(torch.allclose(first, second, atol=1e-4))
-    ratio = seconds_of["theirs"] / seconds_of["ours"]
-    row(
-        "alignments (soft)",
-        f"best outputs of {equal_outputs} of {len(texts)}",
-        f"batches of {size}: {ratio:.1f} times fairseq's speed",
-    )
-
-
 PARTS = {
     "samples": samples,
+    "interpreted": interpreted,
     "distribution": distribution,
     "speed": speed,
     "searches": searches,
@@ -379,20 +289,23 @@ PARTS = {
 
 
 def main() -> None:
-    """Measure the parts named on the command line; default: all."""
+    """Measure the parts named on the command line; default: all but `interpreted`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sources", type=Path)
     parser.add_argument("references", type=Path)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []])
     parser.add_argument("--sentences", type=int, default=1000)
+    parser.add_argument("--measured", type=Path)
     arguments = parser.parse_args()
+    if arguments.measured is not None:
+        leave_out(arguments.measured)
     torch.set_num_threads(1)
     both = (
         file.read_text(encoding="utf-8").splitlines()[: arguments.sentences]
         for file in (arguments.sources, arguments.references)
     )
     sources, references = both
-    for name in arguments.parts or PARTS:
+    for name in arguments.parts or (name for name in PARTS if name != "interpreted"):
         PARTS[name](sources, references)
 
 

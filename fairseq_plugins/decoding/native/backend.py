@@ -45,10 +45,9 @@ class NativeBackend(KernelBackend):
         """Return the sources of a batch, encoded if the kernels cannot do that."""
         kernels().set_threads(torch.get_num_threads())
         more: dict[str, Any] = {}
-        inputs = sample["net_input"]
-        source = inputs["src_tokens"]
+        source = sample["net_input"]["src_tokens"]
         if self.encoder is not None:
-            output = self.encoder(inputs)
+            output = self.encoder.encode(sample)
             encoded = more["encoded"] = output["encoder_out"][0].transpose(0, 1).contiguous()
             if output.get("encoder_embedding"):
                 more["embedding"] = output["encoder_embedding"][0].contiguous()

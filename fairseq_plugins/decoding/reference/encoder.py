@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 MIN_SOURCE = 32
 
 EncoderOut = dict[str, list[Tensor]]
+_DIMENSION_OF_ROWS = {"encoder_out": 1, "encoder_padding_mask": 0, "encoder_embedding": 0}
 
 
 class FusedEncoder:
@@ -53,6 +54,18 @@ class FusedEncoder:
             self.steps = CapturedSteps(engine.graphs)
         self.embedding_norm = norm(getattr(encoder, "layernorm_embedding", None))
         self.final_norm = norm(getattr(encoder, "layer_norm", None))
+
+    def encode(self, sample: dict[str, Any]) -> EncoderOut:
+        """Encode a batch, and a sentence that it has several `samples` of once; see `__call__`."""
+        count = sample.get("samples", 1)
+        if count == 1:
+            return self(sample["net_input"])
+        output = self({name: value[::count] for name, value in sample["net_input"].items()})
+        return {
+            name: [value.repeat_interleave(count, dim=rows) for value in output[name]]
+            for name, rows in _DIMENSION_OF_ROWS.items()
+            if name in output
+        }
 
     def __call__(self, net_input: dict[str, Any]) -> EncoderOut:
         """Encode `src_tokens` [B, S].

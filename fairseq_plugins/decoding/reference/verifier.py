@@ -80,7 +80,7 @@ class ModelEnsemble:
         return self._encode(sample, CachedDecoder.append_rows)
 
     def _encode(self, sample: dict[str, Any], load: Callable[[CachedDecoder, EncoderOut], None]) -> EncoderOut:
-        outputs = [encoder(sample["net_input"]) for encoder in self.encoders]
+        outputs = [encoder.encode(sample) for encoder in self.encoders]
         for decoder, output in zip(self.decoders, outputs, strict=True):
             load(decoder, output)
         return outputs[0]

@@ -10,6 +10,7 @@ from fairseq.search import Sampling as FairseqSampling
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_plugins.decoding.native.model import NativeWeights
+from fairseq_plugins.decoding.reference.encoder import FusedEncoder
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.noise import noise, noise_keys
 from fairseq_plugins.decoding.reference.sampling import Sampling
@@ -121,6 +122,39 @@ def test_samples_of_a_sentence_are_those_of_batches_of_one(backend: str) -> None
         alone = {**sample, "id": sample["id"][row : row + 1], "net_input": inputs}
         (found,), _ = decode([model], task, alone, Options("greedy"), **options)
         assert [each["tokens"].tolist() for each in found] == [each["tokens"].tolist() for each in whole[row]]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_repeated_sentences_are_encoded_as_alone(backend: str) -> None:
+    """Also sentences of equal length, beside them and between them."""
+    task = make_task(40)
+    model, sample = make_transformer(task, 3), make_sample(task, [4, 4, 9, 4])
+    order = torch.tensor([0, 0, 1, 2, 2, 2, 0, 3, 3])
+    inputs = {name: value[order] for name, value in sample["net_input"].items()}
+    batch = {**sample, "id": torch.arange(len(order)), "net_input": inputs}
+    options = {"engine": BACKENDS[backend], "sampling": Sampling(), "samples": 2, **LIMITS}
+    found, _ = decode([model], task, batch, Options("gs-jacobi", 3), **options)
+    for row in range(len(order)):
+        own = {name: value[row : row + 1] for name, value in inputs.items()}
+        alone = {**batch, "id": batch["id"][row : row + 1], "net_input": own}
+        expected, _ = decode([model], task, alone, Options("greedy"), **options)
+        for one, other in zip(found[row], expected[0], strict=True):
+            assert one["tokens"].tolist() == other["tokens"].tolist()
+            torch.testing.assert_close(one["positional_scores"], other["positional_scores"], rtol=0, atol=0)
+
+
+def test_samples_of_a_sentence_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+    encode = FusedEncoder._encode
+    monkeypatch.setattr(
+        FusedEncoder,
+        "_encode",
+        lambda self, tokens, *more, **how: encoded.append(len(tokens)) or encode(self, tokens, *more, **how),
+    )
+    task = make_task(40)
+    model, sample = make_transformer(task, 3), make_sample(task, [3, 9])
+    decode([model], task, sample, Options("greedy"), engine=BACKENDS["torch"], sampling=Sampling(), samples=4, **LIMITS)
+    assert encoded == [2]
 
 
 def compared_with_fairseq(sampling: Sampling, how: Options, count: int) -> float:

@@ -22,6 +22,8 @@ struct Sources {
     int64_t rows() const { return begins.back(); }
     int64_t length(int64_t sentence) const { return lengths[sentence]; }
     const int64_t* sentence(int64_t number) const { return tokens.data() + begins[number]; }
+    // Whether a sentence has the tokens of the one before it.
+    bool is_repeated(int64_t number) const;
     // Whether a sentence's rows follow those of the sentence before it.
     bool is_adjacent(int64_t number) const { return begins[number - 1] + lengths[number - 1] == begins[number]; }
 
@@ -43,7 +45,8 @@ struct Sources {
     // Throws std::invalid_argument if a token of a sentence is outside of the vocabulary.
     void check(const Transformer& encoder, int64_t number) const;
 
-    // Encodes the sentences `first` .. `last`, whose rows are adjacent.
+    // Encodes the sentences `first` .. `last`, whose rows are adjacent. Several samples of a sentence are encoded once:
+    // a sentence with the tokens of the one before it is copied.
     void encode(const Transformer& encoder, int64_t first, int64_t last);
 };
 

@@ -101,6 +101,6 @@ class NatDrafter:
     def _encode(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> EncoderOut:
         """Return the verifier's encoder output if the drafter shares it, else that of the drafter's encoder."""
         if self.encoder is not None:
-            return self.encoder(sample["net_input"])
+            return self.encoder.encode(sample)
         assert encoder_out is not None
         return encoder_out

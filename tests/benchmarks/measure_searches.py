@@ -1,0 +1,134 @@
+"""Alignments and fairseq's other searches on captions, compared with fairseq's own: parts of `measure_options`."""
+
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from fairseq_plugins import Model, Translation
+from tests.benchmarks.captions import SMALL, cut, is_measured, model, row
+from tests.language_model import write_language_model
+
+SOFT = "alignments (soft)"
+
+
+def searches(sources: list[str], references: list[str], count: int = 461, size: int = 16) -> None:
+    """Compare all hypotheses and alignments with those of fairseq's own search, beam 5, in batches of a size.
+
+    Sentences with other hypotheses are near ties if fairseq's own differ there, too, when decoded one by one.
+    """
+    texts, words = cut(sources[:count]), cut(references[:count])
+    # Up to two phrases of each reference, in the order in which it has them: words 2 to 3, and the last one.
+    phrases = [phrases_of(one) for one in words]
+    with TemporaryDirectory() as folder:
+        language_model = str(write_language_model(Path(folder), SMALL / "dict.de.txt", 256))
+        cases: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+            "alignments (hard)": ({}, {"alignments": True}),
+            "constraints, ordered": ({}, {"constraints": phrases}),
+            "constraints, unordered": (
+                {}, {"constraints": [one[::-1] for one in phrases], "constraint_order": "unordered"}
+            ),
+            "diverse beams, 5 groups": ({"diverse_beam_groups": 5}, {}),
+            "diverse siblings, rate 0.5": ({"diversity_rate": 0.5}, {}),
+            "lengths of sources": ({"match_source_len": True}, {}),
+            "a random language model, weight 0.2": ({"lm_path": language_model, "lm_weight": 0.2}, {}),
+            "suppressed tokens": ({}, {"suppress_tokens": ["\u2581Ein", "\u2581ein", "."]}),
+        }  # fmt: skip
+        for name, (of_load, of_call) in cases.items():
+            if not is_measured(name):
+                compare(name, texts, size, of_load, of_call)
+    if not is_measured(SOFT):
+        soft(texts, size)
+
+
+def compare(
+    name: str, texts: list[list[str]], size: int, of_load: dict[str, Any], of_call: dict[str, Any], repeats: int = 2
+) -> None:
+    """Print the row of one search."""
+    ours, theirs = (model(decoder, **of_load) for decoder in ("fast-beam", "beam"))
+    found: dict[str, list[Translation]] = {}
+    times: dict[str, list[float]] = {"ours": [], "theirs": []}
+    for _ in range(repeats):
+        for who, own in (("ours", ours), ("theirs", theirs)):
+            began = time.perf_counter()
+            found[who] = in_batches(own, texts, size, of_call)
+            times[who].append(time.perf_counter() - began)
+    both = list(zip(found["ours"], found["theirs"], strict=True))
+    others = [number for number, (one, other) in enumerate(both) if hypotheses(one) != hypotheses(other)]
+    best = sum(one.tokens == other.tokens for one, other in both)
+    alone = in_batches(theirs, [texts[n] for n in others], 1, of_numbers(of_call, others))
+    unstable = sum(hypotheses(one) != hypotheses(both[n][1]) for n, one in zip(others, alone, strict=True))
+    ties = f" (near ties: fairseq's own differ alone in {unstable} of the other {len(others)})" if others else ""
+    row(
+        name, f"best outputs of {best} of {len(texts)}, all 5 hypotheses of {len(texts) - len(others)}{ties}",
+        f"batches of {size}: {min(times['theirs']) / min(times['ours']):.1f} times fairseq's speed",
+    )  # fmt: skip
+
+
+def hypotheses(one: Translation) -> tuple[Any, ...]:
+    """Return the tokens of all hypotheses, and the alignment of the best."""
+    return one.alignment, *(each.tokens for each in (one, *one.alternatives))
+
+
+def single_searches(sources: list[str], references: list[str]) -> None:
+    """Compare as `searches`, one sentence at a time."""
+    searches(sources, references, 60, 1)
+
+
+def of_numbers(options: dict[str, Any], numbers: list[int]) -> dict[str, Any]:
+    """Return the options of a call for these sentences."""
+    if "constraints" not in options:
+        return options
+    return {**options, "constraints": [options["constraints"][number] for number in numbers]}
+
+
+def in_batches(own: Model, texts: list[list[str]], size: int, options: dict[str, Any]) -> list[Translation]:
+    """Decode batch by batch: fairseq's diverse beams fail where the number of a sentence exceeds those of its batch."""
+    order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
+    plain: dict[str, Any] = {"beam": 5, "num_hypotheses": 5, "batch_size": size}
+    found: dict[int, Translation] = {}
+    for begin in range(0, len(order), size):
+        numbers = order[begin : begin + size]
+        given = of_numbers(options, numbers)
+        found |= zip(numbers, own.translate_batch([texts[n] for n in numbers], **plain, **given), strict=True)
+    return [found[number] for number in range(len(texts))]
+
+
+def phrases_of(words: list[str]) -> list[list[str]]:
+    """Return two phrases of a sentence given as subwords: whole words."""
+    begins = [n for n, word in enumerate(words) if word.startswith("\u2581")]
+    if len(begins) < 4:
+        return []
+    return [words[begins[1] : begins[3]], words[begins[-1] :]]
+
+
+def soft(texts: list[list[str]], size: int) -> None:
+    """Compare soft alignments, the attention of each token of the best outputs, with fairseq's own."""
+    ours, theirs = (model(decoder) for decoder in ("fast-beam", "beam"))
+    equal_outputs, found, seconds_of = 0, {}, {}
+    for who, own in (("ours", ours), ("theirs", theirs)):
+        session = own._session
+        generator = session.generator(beam=5, nbest=1, print_alignment="soft")
+        sources = [own._text.source(words) for words in texts]
+        order = sorted(range(len(sources)), key=lambda number: len(sources[number]))  # noqa: B023
+        dataset = own._dataset(sources)
+        began, outputs = time.perf_counter(), {}
+        for batch in session.batches(dataset, order, size):
+            numbers = batch["id"].tolist()
+            outputs |= dict(zip(numbers, session.decode(generator, batch), strict=True))
+        seconds_of[who] = time.perf_counter() - began
+        found[who] = [outputs[number][0] for number in range(len(sources))]
+    for one, other in zip(found["ours"], found["theirs"], strict=True):
+        # fairseq gives numbers as text, of six digits.
+        first, second = (
+            torch.tensor([[float(share) for share in shares] for shares in each["alignment"]]) for each in (one, other)
+        )
+        equal_outputs += first.shape == second.shape and bool(torch.allclose(first, second, atol=1e-4))
+    ratio = seconds_of["theirs"] / seconds_of["ours"]
+    row(
+        SOFT,
+        f"best outputs of {equal_outputs} of {len(texts)}",
+        f"batches of {size}: {ratio:.1f} times fairseq's speed",
+    )
