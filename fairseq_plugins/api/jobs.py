@@ -26,6 +26,7 @@ class Job:
         on_step: called with each iteration, in the service's thread; None for no streaming.
         future: gets the translation, or the error.
         output: token ids of the iterations so far, if it streams.
+        constraints: token ids of the phrases that the output contains; None for none.
     """
 
     number: int
@@ -36,6 +37,7 @@ class Job:
     on_step: OnStep | None = None
     future: "Future[Translation]" = field(default_factory=Future)
     output: list[int] = field(default_factory=list)
+    constraints: list[Tensor] | None = None
 
     def end(self, result: Translation | BaseException) -> None:
         """Set the result, unless the caller has cancelled."""

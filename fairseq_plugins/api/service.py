@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, Unpack
 
+from fairseq_plugins.api.constraints import Phrases
 from fairseq_plugins.api.drafts import Drafts, cut_texts
 from fairseq_plugins.api.jobs import Engine, Job, OnStep
 from fairseq_plugins.api.options import CallOptions, SearchOptions
@@ -93,6 +94,7 @@ class Service:
         text: str,
         *,
         drafts: Drafts = None,
+        constraints: Phrases = None,
         on_step: OnStep | None = None,
         number: int = 0,
         **options: Unpack[CallOptions],
@@ -101,7 +103,7 @@ class Service:
 
         Args:
             text: raw text of a sentence.
-            drafts: as for `Model.translate`.
+            drafts, constraints: as for `Model.translate`.
             on_step: called with each iteration, in a thread of the service: it must not block. Not for decoders that
                 keep several hypotheses.
             number: of the sentence, by which samples differ.
@@ -115,8 +117,8 @@ class Service:
             ServiceClosed: after `close`.
             ConfigurationError: as for `Model.translate`; for a beam, or a number of samples, above `max_beam`.
         """
-        job = self._job(text, drafts, on_step, number, options)
-        if len(job.source) == 1:
+        job = self._job(text, drafts, constraints, on_step, number, options)
+        if len(job.source) == 1 and not job.constraints:
             if on_step is not None:
                 on_step(Step([], 0, 0, "", finished=True))
             job.end(self._model._blank())
@@ -174,9 +176,11 @@ class Service:
         self._finalizer()
         return has_ended
 
-    def _job(self, text: str, drafts: Drafts, on_step: OnStep | None, place: int, options: Any) -> Job:
+    def _job(
+        self, text: str, drafts: Drafts, constraints: Phrases, on_step: OnStep | None, place: int, options: Any
+    ) -> Job:
         model = self._model
-        search = model._generators.search(options)
+        search = model._generators.search(options, constraints is not None)
         if search.beam > self._max_beam:
             problem = f"this service has beams and samples up to {self._max_beam}"
             raise ConfigurationError("--beam", search.beam, problem)
@@ -188,7 +192,9 @@ class Service:
         if drafts is not None:
             by_sentence = model._draft_ids(cut_texts([drafts], "drafts", model.tokenize), 1)
             ids = None if by_sentence is None else by_sentence[0]
-        return Job(next(self._numbers), source, search, ids, place, on_step)
+        phrases = model._constraint_ids(model._cut(constraints, "constraints", is_one=True), 1)
+        own = None if phrases is None else phrases[0]
+        return Job(next(self._numbers), source, search, ids, place, on_step, constraints=own)
 
     def _ended(self, job: Job, engine: Engine, future: "Future[Translation]") -> None:
         if future.cancelled() or isinstance(future.exception(), (ServiceClosed, CancelledError)):

@@ -81,7 +81,7 @@ class ContinuousEngine:
         self._thread.start()
 
     def takes(self, job: Job) -> bool:
-        return self._batch.samples or not job.search.samples
+        return job.constraints is None and (self._batch.samples or not job.search.samples)
 
     def admit(self, job: Job) -> None:
         drawing = job.search.drawing
@@ -284,7 +284,8 @@ class WholeBatches:
             if any(job.drafts is not None for job in jobs):
                 drafts = [job.drafts or [] for job in jobs]
             numbers = [job.place for job in jobs]
-            translations = model._decode([job.source for job in jobs], first.search, drafts, numbers)
+            phrases = None if first.constraints is None else [job.constraints or [] for job in jobs]
+            translations = model._decode([job.source for job in jobs], first.search, drafts, numbers, phrases)
             for job, translation in zip(jobs, translations, strict=True):
                 job.end(translation)
             return

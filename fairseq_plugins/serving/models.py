@@ -20,6 +20,7 @@ from fairseq_plugins.serving.errors import RequestError
 logger = logging.getLogger("spec-dec-serve")
 
 Way = Literal["default", "beams", "drafts"]
+_CONSTRAINED_BEAM = 5  # of requests with constraints that name no beam, as in fairseq
 State = Literal["loading", "ready", "broken"]
 
 
@@ -104,8 +105,10 @@ class ServedModel:
             # Of a model of one pair of languages, they are the server's names only.
             return load(self.folder, threads=self.threads, **self.options)
 
-    def way(self, options: dict[str, Any], has_drafts: bool) -> Way:
+    def way(self, options: dict[str, Any], has_drafts: bool, is_constrained: bool = False) -> Way:
         """Return how a request with these options of a call is decoded."""
+        if is_constrained:
+            return "beams"
         if options.get("beam", self.beam) > 1 and not options.get("sampling"):
             return "beams"
         return "drafts" if has_drafts else "default"
@@ -135,14 +138,25 @@ class ServedModel:
         return with_decoder(model, "reuse")
 
     def submit(
-        self, way: Way, sentences: list[str], drafts: list[list[str]], on_step: list[OnStep | None], options: Any
+        self,
+        way: Way,
+        sentences: list[str],
+        drafts: list[list[str]],
+        on_step: list[OnStep | None],
+        options: Any,
+        constraints: list[str],
     ) -> list["Future[Translation]"]:
-        """Begin to translate sentences, all of them or none; raise as `Service.submit`."""
+        """Begin to translate sentences, all of them or none; raise as `Service.submit`.
+
+        `constraints` are phrases that the translation of each sentence contains.
+        """
         service = self.service(way)
         if self.sentences + len(sentences) > self.max_waiting:
             raise ServiceFull("too many sentences wait")
         if way == "beams":
-            options = {"beam": self.beam, **options}
+            # One hypothesis alone rarely meets constraints.
+            beam = min(_CONSTRAINED_BEAM, self.max_beam) if constraints and self.beam == 1 else self.beam
+            options = {"beam": beam, **options}
         elif not options.get("sampling"):
             options = {name: value for name, value in options.items() if name != "beam"}
         futures: list[Future[Translation]] = []
@@ -152,7 +166,10 @@ class ServedModel:
                 # Of a request with drafts, sentences without any have the model's own drafter.
                 own = service if has_drafts or way != "drafts" else self.service("default")
                 ids = given if has_drafts else None
-                futures.append(own.submit(sentence, drafts=ids, on_step=call, number=number, **options))
+                phrases = constraints or None
+                futures.append(
+                    own.submit(sentence, drafts=ids, constraints=phrases, on_step=call, number=number, **options)
+                )
         except BaseException:
             for future in futures:
                 future.cancel()

@@ -39,6 +39,7 @@ class Job:
         model: translates.
         options: of the call: `CallOptions` without those that were not given.
         drafts: earlier translations, by sentence.
+        constraints: phrases that the translation of the only sentence contains.
         max_sentences: of the request.
         splits: whether texts are cut into sentences.
     """
@@ -46,19 +47,20 @@ class Job:
     model: ServedModel
     options: dict[str, Any] = field(default_factory=dict)
     drafts: list[str] = field(default_factory=list)
+    constraints: list[str] = field(default_factory=list)
     max_sentences: int = 256
     splits: bool = True
 
     @property
     def way(self) -> Way:
         """How the request is decoded."""
-        return self.model.way(self.options, bool(self.drafts))
+        return self.model.way(self.options, bool(self.drafts), bool(self.constraints))
 
     def cut(self, texts: Sequence[str]) -> list[list[Pair]]:
         """Return the sentences of each text, each with the separator after it.
 
         Raises:
-            RequestError: for more sentences than a request may have.
+            RequestError: for more sentences than a request may have, or several with constraints.
         """
         source, _ = self._languages()
         cut = [split_text(text, source) if self.splits else [(text, "")] for text in texts]
@@ -66,6 +68,10 @@ class Job:
         if count > self.max_sentences:
             raise RequestError(
                 400, f"the request has {count} sentences, and may have {self.max_sentences}; send less at a time"
+            )
+        if self.constraints and count != 1:
+            raise RequestError(
+                400, f"constraints are for one sentence, and the request has {count}; send one at a time"
             )
         return cut
 
@@ -86,7 +92,7 @@ class Job:
             await asyncio.to_thread(self.model.service, way)
         calls = [None if on_step is None else _numbered(on_step, number) for number in range(len(sentences))]
         drafts = [self._drafts(number) for number in range(len(sentences))]
-        futures = self.model.submit(way, sentences, drafts, calls, self.options)
+        futures = self.model.submit(way, sentences, drafts, calls, self.options, self.constraints)
         try:
             translated = await asyncio.gather(*map(asyncio.wrap_future, futures))
         finally:

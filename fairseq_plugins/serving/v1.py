@@ -35,6 +35,7 @@ class V1Request(BaseModel):
     target: str = Field(description="code of the language")
     options: Options = Field(default_factory=Options, description="of the call, as in Python")
     drafts: list[str] = Field([], description="earlier translations, a sentence each; they never change the output")
+    constraints: list[str] = Field([], description="phrases that the translation contains; the text is one sentence")
     split: bool = Field(True, description="whether a text is cut into sentences")
     tokens: bool = Field(False, description="whether the answer has tokens and their scores")
     api_key: str | None = None
@@ -85,7 +86,8 @@ def router(server: "Server") -> APIRouter:
         account_of(request).model = model.name
         assert model.model
         options = {name: value for name, value in asked.options.model_dump().items() if value is not None}
-        job = Job(model, options, asked.drafts, server.settings.max_sentences, asked.split)
+        limit = server.settings.max_sentences
+        job = Job(model, options, asked.drafts, asked.constraints, limit, asked.split)
         return job, job.cut(texts)
 
     def answer(request: Request, asked: V1Request, job: Job, results: list[Result], started: float) -> V1Response:

@@ -1,7 +1,6 @@
 """Measure sampling, alignments and fairseq's other searches on captions: `python -m tests.benchmarks.measure_options`.
 
     python -m tests.benchmarks.measure_options SOURCES REFERENCES [PART...]
-    TRITON_INTERPRET=1 python -m tests.benchmarks.measure_options SOURCES REFERENCES interpreted
 
 SOURCES and REFERENCES are captions in English and German, a line each, such as the test set of Multi30k. Each part
 prints rows of a Markdown table: `samples`, `distribution`, `speed`, `searches`, `single_searches`. `--measured TABLE`
@@ -9,7 +8,6 @@ leaves out the rows of a run that was stopped: `... samples --measured TABLE >> 
 """
 
 import argparse
-import os
 import statistics
 import time
 from collections import Counter
@@ -22,8 +20,7 @@ import torch
 from fairseq.search import Sampling as FairseqSampling
 from fairseq.sequence_generator import SequenceGenerator
 
-import fairseq_plugins
-from fairseq_plugins import Model, Translation
+from fairseq_plugins import Translation
 from tests.benchmarks.captions import BASE, CLDR, cut, is_measured, leave_out, model, row, shown
 from tests.benchmarks.measure_searches import searches, single_searches
 
@@ -70,40 +67,10 @@ def samples(sources: list[str], _: list[str]) -> None:
         )  # fmt: skip
 
 
-def interpreted(sources: list[str], _: list[str], count: int = 8, longest: int = 6) -> None:
-    """Compare sampled ids of the GPU's kernels in Triton's interpreter with the CPU's: few and short sentences."""
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        raise SystemExit("interpreted: set TRITON_INTERPRET=1")
-    # Here, because it needs Triton.
-    from tests.decoding.gpu.interpreter import patch_once
-
-    patch_once()
-    texts = cut([" ".join(text.split()[:4]) for text in sources[:count]], CLDR)
-    limits = {"max_len_a": 0, "max_len_b": longest}
-    plain = fairseq_plugins.load(CLDR, decoder="greedy", device="cpu", threads=1)
-    expected = {shown(options): drawn_by(plain, texts, {**options, **limits}, count) for options in SAMPLINGS}
-    os.environ["SPEC_DEC_GPU"] = "triton"
-    own = {name: fairseq_plugins.load(CLDR, decoder=name, device="cpu", threads=1) for name in ("greedy", "gad")}
-    for options in SAMPLINGS:
-        name = f"sampled ids, {shown(options)}, interpreted"
-        if is_measured(name):
-            continue
-        ways = (("greedy", 8), ("gad", 3), ("gad", 1))
-        found = [drawn_by(own[decoder], texts, {**options, **limits}, size) for decoder, size in ways]
-        row(
-            name, f"{len(texts)} sentences", f"backends: {', '.join(sorted({each.backend for each in own.values()}))}",
-            f"GPU's kernels: {sum(one == found[0] for one in found)} of {len(found)} runs equal",
-            f"GPU's and CPU's kernels: {equal(found[0], expected[shown(options)])} sentences equal",
-        )  # fmt: skip
-
-
 def drawn(
     texts: list[list[str]], options: dict[str, Any], decoder: str, batch_size: int, threads: int = 1, **how: Any
 ) -> Ids:
-    return drawn_by(model(decoder, threads=threads, **how), texts, options, batch_size)
-
-
-def drawn_by(own: Model, texts: list[list[str]], options: dict[str, Any], batch_size: int) -> Ids:
+    own = model(decoder, threads=threads, **how)
     return hypotheses(own.translate_batch(texts, sampling=True, seed=1, batch_size=batch_size, **options))
 
 
@@ -280,7 +247,6 @@ def speed(sources: list[str], _: list[str], repeats: int = 5) -> None:
 
 PARTS = {
     "samples": samples,
-    "interpreted": interpreted,
     "distribution": distribution,
     "speed": speed,
     "searches": searches,
@@ -289,7 +255,7 @@ PARTS = {
 
 
 def main() -> None:
-    """Measure the parts named on the command line; default: all but `interpreted`."""
+    """Measure the parts named on the command line; default: all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sources", type=Path)
     parser.add_argument("references", type=Path)
@@ -305,7 +271,7 @@ def main() -> None:
         for file in (arguments.sources, arguments.references)
     )
     sources, references = both
-    for name in arguments.parts or (name for name in PARTS if name != "interpreted"):
+    for name in arguments.parts or PARTS:
         PARTS[name](sources, references)
 
 

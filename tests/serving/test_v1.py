@@ -58,6 +58,26 @@ def test_samples_and_alignments(client: Client, served: ServedModel) -> None:
     assert last == " ".join(served.model.translate([FIRST, FIRST], sampling=True, seed=3))
 
 
+def test_constraints(client: Client, beams: Model) -> None:
+    asked = {"text": SECOND, "target": "de", "constraints": ["Hund", "rotes Gebäude"]}
+    for order in ("ordered", "unordered"):
+        answer = client.post("/v1/translate", {**asked, "options": {"constraint_order": order, "num_hypotheses": 2}})
+        (sentence,) = answer["translations"][0]["sentences"]
+        expected = beams.translate(
+            SECOND, constraints=asked["constraints"], constraint_order=order, num_hypotheses=2, return_scores=True
+        )
+        assert answer["decoder"] == "fast-beam" and "rotes Gebäude" in sentence["text"]
+        assert (sentence["text"], sentence["score"]) == (expected.text, expected.score)
+        assert [other["text"] for other in sentence["alternatives"]] == [o.text for o in expected.alternatives]
+    for changes, message in (
+        ({"text": f"{FIRST} {SECOND}"}, "constraints are for one sentence, and the request has 2"),
+        ({"options": {"sampling": True}}, "sampling"),
+        ({"constraints": [""]}, "a phrase is empty"),
+    ):
+        status, _, answer = client.ask("POST", "/v1/translate", {**asked, **changes})
+        assert status == 400 and message in answer["error"]
+
+
 def test_drafts_save_iterations_and_never_change_the_output(client: Client, served: ServedModel) -> None:
     expected = served.model.translate([FIRST, SECOND])
     counts = []

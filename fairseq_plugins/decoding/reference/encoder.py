@@ -61,8 +61,11 @@ class FusedEncoder:
         if count == 1:
             return self(sample["net_input"])
         output = self({name: value[::count] for name, value in sample["net_input"].items()})
+        # In memory by rows, as `__call__` returns them.
         return {
-            name: [value.repeat_interleave(count, dim=rows) for value in output[name]]
+            name: [
+                value.transpose(0, rows).repeat_interleave(count, dim=0).transpose(0, rows) for value in output[name]
+            ]
             for name, rows in _DIMENSION_OF_ROWS.items()
             if name in output
         }
