@@ -1,13 +1,21 @@
-"""Alignments and fairseq's other searches on captions, compared with fairseq's own: parts of `measure_options`."""
+"""Alignments and fairseq's other searches on captions, compared with fairseq's own: parts of `measure_options`.
+
+Speeds are ratios of processor time, which other programs do not change; the programs use one thread.
+"""
 
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from fairseq_plugins import Model, Translation
+from fairseq_plugins.decoding.reference.beam_verifier import BeamVerifier
+from fairseq_plugins.decoding.reference.search.strategy import SearchStrategy
 from tests.benchmarks.captions import SMALL, cut, is_measured, model, row
 from tests.language_model import write_language_model
 
@@ -50,11 +58,20 @@ def compare(
     ours, theirs = (model(decoder, **of_load) for decoder in ("fast-beam", "beam"))
     found: dict[str, list[Translation]] = {}
     times: dict[str, list[float]] = {"ours": [], "theirs": []}
-    for _ in range(repeats):
-        for who, own in (("ours", ours), ("theirs", theirs)):
-            began = time.perf_counter()
-            found[who] = in_batches(own, texts, size, of_call)
-            times[who].append(time.perf_counter() - began)
+    with ExitStack() as stack:
+        # The parts of our loop in PyTorch that are fairseq's code, and the decoder.
+        parts = {
+            "fairseq's search object": stack.enter_context(timed(SearchStrategy, "candidates")),
+            "fairseq's language model": stack.enter_context(timed(SearchStrategy, "add_language_model")),
+            "the decoder": stack.enter_context(timed(BeamVerifier, "log_probs")),
+        }
+        for _ in range(repeats):
+            for who, own in (("ours", ours), ("theirs", theirs)):
+                began = time.process_time()
+                found[who] = in_batches(own, texts, size, of_call)
+                times[who].append(time.process_time() - began)
+    whole = sum(times["ours"])
+    shares = [f"{sum(spent) / whole:.0%} {part}" for part, spent in parts.items() if sum(spent) > 0.01 * whole]
     both = list(zip(found["ours"], found["theirs"], strict=True))
     others = [number for number, (one, other) in enumerate(both) if hypotheses(one) != hypotheses(other)]
     best = sum(one.tokens == other.tokens for one, other in both)
@@ -63,8 +80,25 @@ def compare(
     ties = f" (near ties: fairseq's own differ alone in {unstable} of the other {len(others)})" if others else ""
     row(
         name, f"best outputs of {best} of {len(texts)}, all 5 hypotheses of {len(texts) - len(others)}{ties}",
-        f"batches of {size}: {min(times['theirs']) / min(times['ours']):.1f} times fairseq's speed",
+        f"batches of {size}: {min(times['theirs']) / min(times['ours']):.1f} times fairseq's speed"
+        + (f"; of our time {', '.join(shares)}" if shares else ""),
     )  # fmt: skip
+
+
+@contextmanager
+def timed(owner: type, name: str) -> Iterator[list[float]]:
+    """Measure the seconds of each call of a method."""
+    seconds: list[float] = []
+    method = getattr(owner, name)
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        began = time.process_time()
+        result = method(*arguments, **options)
+        seconds.append(time.process_time() - began)
+        return result
+
+    with patch.object(owner, name, run):
+        yield seconds
 
 
 def hypotheses(one: Translation) -> tuple[Any, ...]:
@@ -114,11 +148,11 @@ def soft(texts: list[list[str]], size: int) -> None:
         sources = [own._text.source(words) for words in texts]
         order = sorted(range(len(sources)), key=lambda number: len(sources[number]))  # noqa: B023
         dataset = own._dataset(sources)
-        began, outputs = time.perf_counter(), {}
+        began, outputs = time.process_time(), {}
         for batch in session.batches(dataset, order, size):
             numbers = batch["id"].tolist()
             outputs |= dict(zip(numbers, session.decode(generator, batch), strict=True))
-        seconds_of[who] = time.perf_counter() - began
+        seconds_of[who] = time.process_time() - began
         found[who] = [outputs[number][0] for number in range(len(sources))]
     for one, other in zip(found["ours"], found["theirs"], strict=True):
         # fairseq gives numbers as text, of six digits.
