@@ -13,34 +13,11 @@ script=${BASH_SOURCE[0]} # Slurm runs a copy from elsewhere, and knows of which 
 source "$(dirname "$script")/recipe.sh" || exit
 source train_scripts/downloads.sh
 
-: "${NAME:=wmt14.en-de}"
-case $NAME in
-    *en-de) src=en tgt=de ;;
-    *de-en) src=de tgt=en ;;
-    *) die "NAME=$NAME: does not end in en-de or de-en" ;;
-esac
-LANGUAGE_OF_TARGET=$tgt
-metric_options="--metrics bleu,sacrebleu,chrf"
-if [ "$tgt" = de ]; then metric_options+=" --compound-split"; fi # as WMT14 en-de papers report BLEU
+: "${NAME:=wmt14.en-de}" "${DROPOUT:=0.1}"
+language=de
 licence="WMT14 training data (statmt.org/wmt14), see there for each corpus"
-
-SUBWORDS=moses
-: "${VOCABULARY:=32000}"                                 # GAD section 5.1
-: "${MAX_LENGTH:=250}" "${MAX_RATIO:=1.5}"               # fairseq, prepare-wmt14en2de.sh
-: "${TEACHERS:=1}"                                       # GAD section 5.1; Table 6 has an ensemble of 3
-: "${BLOCK_SIZE:=25}" "${BLOCK_SIZES:=10,15,20,25}"      # GAD Table 2; 30 for big (section 5.3.2)
-: "${VERIFIER_TOKENS:=$paper_verifier_tokens}" "${DRAFTER_TOKENS:=$paper_drafter_tokens}"
-: "${MAX_TOKENS:=8192}" "${DRAFTER_MAX_TOKENS:=4096}"    # at once on a GPU: what fits into its memory
-: "${DROPOUT:=0.1}"
-
-# SIZE: base (GAD section 5.1), big (GAD section 5.3.2) or 12-2 (SpecDec appendix B.5), of verifier and drafter.
-: "${SIZE:=base}"
-case $SIZE in
-    base) verifier_arch=transformer_wmt_en_de drafter_arch=block_nat_base ;;
-    big) verifier_arch=transformer_vaswani_wmt_en_de_big drafter_arch=block_nat_big ;;
-    12-2) verifier_arch="transformer_wmt_en_de --encoder-layers 12 --decoder-layers 2" drafter_arch=block_nat_12_2 ;;
-    *) die "SIZE=$SIZE: choose from base, big, 12-2" ;;
-esac
+source train_scripts/wmt.sh
+if [ "$tgt" = de ]; then metric_options+=" --compound-split"; fi # as WMT14 en-de papers report BLEU
 
 # The teacher: Transformer-big with raw text (GAD section 5.1), trained as Ott et al. 2018 and fairseq's
 # examples/scaling_nmt/README.md: 3584 tokens x 16 x 8 GPUs, learning rate 0.001, dropout 0.3.
@@ -48,8 +25,6 @@ teacher_options="--task translation --arch transformer_vaswani_wmt_en_de_big --s
     --adam-betas '(0.9, 0.98)' --clip-norm 0.0 --lr 0.001 --lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1e-7
     --dropout 0.3 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --max-update ${TEACHER_UPDATES:-100000}"
 : "${TEACHER_TOKENS:=$((3584 * 16 * 8))}"
-verifier_options="--task translation --arch $verifier_arch --share-all-embeddings $paper_verifier --dropout $DROPOUT"
-drafter_training="--arch $drafter_arch --share-all-embeddings $paper_drafter --dropout $DROPOUT"
 
 get_text() {
     # No checksums are published for the training corpora: a file must have nine tenths of its size at statmt.org. sacrebleu

@@ -14,37 +14,13 @@ source "$(dirname "$script")/recipe.sh" || exit
 source train_scripts/downloads.sh
 
 : "${NAME:=wmt16.en-ro}"
-case $NAME in
-    *en-ro) src=en tgt=ro ;;
-    *ro-en) src=ro tgt=en ;;
-    *) die "NAME=$NAME: does not end in en-ro or ro-en" ;;
-esac
-LANGUAGE_OF_TARGET=$tgt
-metric_options="--metrics bleu,sacrebleu,chrf"
+: "${DROPOUT:=0.3}" # the maximum of the papers' 0.1 to 0.3, for only 610,000 pairs
+language=ro
 licence="WMT16 training data (statmt.org/wmt16), see there for each corpus"
-
-SUBWORDS=moses
-: "${VOCABULARY:=32000}"                                 # SpecDec section 5.1
-: "${MAX_LENGTH:=250}" "${MAX_RATIO:=1.5}"               # as WMT14; the papers do not say
-: "${TEACHERS:=1}"                                       # SpecDec section 5.1
-: "${BLOCK_SIZE:=25}" "${BLOCK_SIZES:=10,15,20,25}"      # Aggressive Decoding Table 14
-: "${VERIFIER_TOKENS:=$paper_verifier_tokens}" "${DRAFTER_TOKENS:=$paper_drafter_tokens}"
-: "${MAX_TOKENS:=8192}" "${DRAFTER_MAX_TOKENS:=4096}"    # at once on a GPU: what fits into its memory
-: "${DROPOUT:=0.3}"                                      # the maximum of the papers' 0.1 to 0.3, for only 610,000 pairs
-
-# SIZE: base (GAD section 5.1), big (GAD section 5.3.2) or 12-2 (SpecDec appendix B.5), of verifier and drafter.
-: "${SIZE:=base}"
-case $SIZE in
-    base) verifier_arch=transformer_wmt_en_de drafter_arch=block_nat_base ;;
-    big) verifier_arch=transformer_vaswani_wmt_en_de_big drafter_arch=block_nat_big ;;
-    12-2) verifier_arch="transformer_wmt_en_de --encoder-layers 12 --decoder-layers 2" drafter_arch=block_nat_12_2 ;;
-    *) die "SIZE=$SIZE: choose from base, big, 12-2" ;;
-esac
+source train_scripts/wmt.sh
 
 # The teacher: Transformer-base with raw text (SpecDec section 5.1), trained as the verifier.
 teacher_options="--task translation --arch transformer_wmt_en_de --share-all-embeddings $paper_verifier --dropout $DROPOUT"
-verifier_options="--task translation --arch $verifier_arch --share-all-embeddings $paper_verifier --dropout $DROPOUT"
-drafter_training="--arch $drafter_arch --share-all-embeddings $paper_drafter --dropout $DROPOUT"
 
 get_text() {
     # No checksums are published for the training corpora. The minimum sizes are guesses that detect an error page or a
