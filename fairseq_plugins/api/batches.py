@@ -13,11 +13,11 @@ from torch import Tensor
 from fairseq_plugins.api.constraints import constraint_ids
 from fairseq_plugins.api.drafts import check_drafts, cut_texts
 from fairseq_plugins.api.forks import usable_in_forks
-from fairseq_plugins.api.generators import Generators, Search
+from fairseq_plugins.api.generators import CallSearch, Generators
 from fairseq_plugins.api.inputs import check_characters, check_string, warn_of_lines
 from fairseq_plugins.api.results import CallStatistics, RecordedStats, Translation, emitted_of
 from fairseq_plugins.api.text import TextCoder
-from fairseq_plugins.checkpoint.session import Session
+from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.errors import ConfigurationError
@@ -37,7 +37,7 @@ class BatchDecoder:
         max_source_tokens: maximum source length in tokens, with EOS and without a language token.
     """
 
-    def __init__(self, session: Session, threads: int | None) -> None:
+    def __init__(self, session: TaskSession, threads: int | None) -> None:
         self._session = session
         self._threads = threads
         self._spec, _ = methods.chosen(session.cfg.task)
@@ -104,7 +104,7 @@ class BatchDecoder:
                 if self._threads is not None:
                     torch.set_num_threads(before)
 
-    def _take(self, search: Search) -> Any:
+    def _take(self, search: CallSearch) -> Any:
         with self._turn():
             generator = self._generators.take(search)
         if isinstance(generator, DraftVerifyGenerator):
@@ -124,7 +124,7 @@ class BatchDecoder:
     def _decode(
         self,
         sources: Sequence[Tensor],
-        search: Search,
+        search: CallSearch,
         drafts: DraftIds | None = ...,
         places: Sequence[int] | None = ...,
         constraints: Sequence[list[Tensor]] | None = ...,
@@ -133,7 +133,7 @@ class BatchDecoder:
     def _decode(
         self,
         sources: Sequence[Tensor | None],
-        search: Search,
+        search: CallSearch,
         drafts: DraftIds | None = ...,
         places: Sequence[int] | None = ...,
         constraints: Sequence[list[Tensor]] | None = ...,
@@ -142,7 +142,7 @@ class BatchDecoder:
     def _decode(
         self,
         sources: Sequence[Tensor | None],
-        search: Search,
+        search: CallSearch,
         drafts: DraftIds | None = None,
         places: Sequence[int] | None = None,
         constraints: Sequence[list[Tensor]] | None = None,

@@ -7,7 +7,7 @@ from typing import Any
 
 from fairseq_plugins.conversion.cache import converted, is_hugging_face
 from fairseq_plugins.conversion.convert import missing_folder
-from fairseq_plugins.conversion.settings import Settings
+from fairseq_plugins.conversion.settings import LoadSettings
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.files import CHECKPOINTS
 from fairseq_plugins.shared.languages import find_languages
@@ -87,7 +87,7 @@ def find_files(
     where = data if data is not None else home
     if where is None:
         raise ConfigurationError("--data", None, "is missing", "give the folder of the dictionaries, dict.LANGUAGE.txt")
-    settings = Settings.read(Path(where))
+    settings = LoadSettings.read(Path(where))
     options = dict(settings.options)
     saved = options.pop("source_lang", None), options.pop("target_lang", None)
     languages = languages if any(languages) else saved

@@ -14,7 +14,7 @@ from fairseq_plugins.api.options import (
     check_names,
     names,
 )
-from fairseq_plugins.checkpoint.session import Session
+from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.decoding.suppression import SuppressedTokens, suppressed_tokens
 from fairseq_plugins.errors import ConfigurationError
@@ -30,7 +30,7 @@ _DRAWING = sorted(names(SamplingOptions) - {"seed"})
 
 
 @dataclass(frozen=True)
-class Search:
+class CallSearch:
     """`CallOptions` with all defaults filled in."""
 
     beam: int
@@ -57,7 +57,7 @@ class Generators:
         spec: its decoding method.
     """
 
-    def __init__(self, session: Session, spec: MethodSpec) -> None:
+    def __init__(self, session: TaskSession, spec: MethodSpec) -> None:
         self._session, self._spec = session, spec
         # Generators not in use, by what `_kind` returns. An unfinished stream keeps its own.
         self._idle: dict[tuple[Any, ...], list[Any]] = {}
@@ -72,7 +72,7 @@ class Generators:
         """Whether the decoder keeps several hypotheses."""
         return self._spec.build is None or self._spec.searches_beams
 
-    def search(self, options: Mapping[str, Any], is_constrained: bool = False) -> Search:
+    def search(self, options: Mapping[str, Any], is_constrained: bool = False) -> CallSearch:
         """Return a call's options, checked and with defaults.
 
         Args:
@@ -93,7 +93,7 @@ class Generators:
         constraints = self._constraints(given.pop("constraint_order", None), is_constrained, drawing["sampling"])
         others = {**self._defaults, **given}, drawing, seed, aligned, constraints, suppressed
         if drawing["sampling"] and self._spec.build is not None:
-            return Search(max(beam or 1, num_hypotheses), num_hypotheses, batch_size, *others)
+            return CallSearch(max(beam or 1, num_hypotheses), num_hypotheses, batch_size, *others)
         if not self.searches_beams and beam not in (None, 1):
             problem = f"{self._spec.name} keeps one hypothesis"
             raise ConfigurationError("--beam", beam, problem, "use {--decoder fast-beam}")
@@ -101,7 +101,7 @@ class Generators:
         if num_hypotheses > size:
             remedy = "raise {--beam}" if self.searches_beams else "use {--decoder fast-beam}"
             raise ConfigurationError("--nbest", num_hypotheses, f"{self._spec.name} keeps {size}", remedy)
-        return Search(size, num_hypotheses, batch_size, *others)
+        return CallSearch(size, num_hypotheses, batch_size, *others)
 
     def _suppressed(self, options: dict[str, Any]) -> SuppressedTokens:
         """Return the suppressed tokens of a call."""
@@ -134,7 +134,7 @@ class Generators:
                 raise ConfigurationError("--constraints", None, problem, "leave one out")
         return order or "ordered"
 
-    def take(self, search: Search) -> Any:
+    def take(self, search: CallSearch) -> Any:
         """Return an unused generator, set to the options of this call."""
         kind = self._kind(search)
         idle = self._idle.setdefault(kind, [])
@@ -143,13 +143,13 @@ class Generators:
         configure(generator, search)
         return generator
 
-    def _build(self, search: Search) -> Any:
+    def _build(self, search: CallSearch) -> Any:
         alignment = "hard" if search.alignments else None
         return self._session.generator(
             beam=search.beam, nbest=1, print_alignment=alignment, constraints=search.constraints, **search.drawing
         )
 
-    def _kind(self, search: Search) -> tuple[Any, ...]:
+    def _kind(self, search: CallSearch) -> tuple[Any, ...]:
         """Return what a generator is built with."""
         is_any = search.samples and self._spec.build is not None  # draws any number
         return 1 if is_any else search.beam, search.alignments, search.constraints, *search.drawing.values()
@@ -168,7 +168,7 @@ class Generators:
         self._idle[generator.kind].append(generator)
 
 
-def configure(generator: Any, search: Search) -> None:
+def configure(generator: Any, search: CallSearch) -> None:
     """Set the options of a call in a generator."""
     search.suppressed.set_in(generator)
     generator.samples, generator.seed = search.beam if search.samples else 0, search.seed

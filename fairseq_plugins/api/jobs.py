@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fairseq_plugins.api.generators import Search
+from fairseq_plugins.api.generators import CallSearch
 from fairseq_plugins.api.results import Step, Translation
 
 OnStep = Callable[[Step], None]
@@ -31,7 +31,7 @@ class Job:
 
     number: int
     source: Tensor
-    search: Search
+    search: CallSearch
     drafts: list[list[int]] | None
     place: int = 0
     on_step: OnStep | None = None
@@ -49,7 +49,7 @@ class Job:
             self.future.set_result(result)
 
 
-class Engine(Protocol):
+class ServiceEngine(Protocol):
     """What decodes the jobs of a service; its `name` says how."""
 
     name: str

@@ -26,7 +26,7 @@ from fairseq_plugins.api.options import (
 )
 from fairseq_plugins.api.other_tasks import task_configuration
 from fairseq_plugins.api.text_tools import check_text_tools, set_text_tools
-from fairseq_plugins.checkpoint.session import Session
+from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import ConfigurationError, unknown_value
 from fairseq_plugins.process.output import quiet_fairseq
@@ -161,7 +161,7 @@ def _load(
     check_paths(cfg)
     set_text_tools(cfg, files, tokenizer)
     with quiet_fairseq(), torch.random.fork_rng(devices=[]):  # fairseq initialises weights before it loads them
-        session = Session(cfg, index)
+        session = TaskSession(cfg, index)
         if models is not None:
             session.models = models
         check_text_tools(session, files.subwords)

@@ -12,7 +12,7 @@ from fairseq_plugins.api import live
 from fairseq_plugins.api.batches import BatchDecoder
 from fairseq_plugins.api.constraints import Phrases
 from fairseq_plugins.api.drafts import Drafts
-from fairseq_plugins.api.generators import Search
+from fairseq_plugins.api.generators import CallSearch
 from fairseq_plugins.api.inputs import (
     OnError,
     Split,
@@ -27,7 +27,7 @@ from fairseq_plugins.api.inputs import (
 from fairseq_plugins.api.options import CallOptions, SearchOptions
 from fairseq_plugins.api.results import CallStatistics, Step, Translation, emitted_of
 from fairseq_plugins.api.service import MAX_BEAM, MAX_SENTENCES, Service
-from fairseq_plugins.checkpoint.session import Session
+from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.data.sentences import join_text, split_text
 from fairseq_plugins.decoding.backends import Backend
 from fairseq_plugins.decoding.decoded import StepOutput
@@ -52,7 +52,7 @@ class Model(BatchDecoder):
 
     def __init__(
         self,
-        session: Session,
+        session: TaskSession,
         languages: tuple[str, str],
         threads: int | None = None,
         reload: Callable[[], "Model"] | None = None,
@@ -216,7 +216,7 @@ class Model(BatchDecoder):
         return translations[0] if is_one else translations
 
     def _translate_split(
-        self, texts: Sequence[str], names: Sequence[str], search: Search, on_error: OnError
+        self, texts: Sequence[str], names: Sequence[str], search: CallSearch, on_error: OnError
     ) -> list[str | None]:
         """Translate the sentences of each text, and join them; None for a text that is left out."""
 
@@ -296,7 +296,7 @@ class Model(BatchDecoder):
         check_choice(on_error, "on_error", "raise", "skip")
         return self._lazily(iter(texts), self._generators.search(options), on_error)
 
-    def _lazily(self, texts: Iterator[str], search: Search, on_error: OnError) -> Iterator[Translation | None]:
+    def _lazily(self, texts: Iterator[str], search: CallSearch, on_error: OnError) -> Iterator[Translation | None]:
         statistics, before = CallStatistics(), 0
         while chunk := list(islice(texts, search.batch_size * _BATCHES_AHEAD)):
             self._thread.statistics = statistics
@@ -330,7 +330,7 @@ class Model(BatchDecoder):
             raise ConfigurationError("--decoder", self.decoder, problem, "use another decoder")
 
     def _stream(
-        self, source: Tensor, search: Search, drafts: Sequence[Sequence[int]] | None = None, place: int = 0
+        self, source: Tensor, search: CallSearch, drafts: Sequence[Sequence[int]] | None = None, place: int = 0
     ) -> Generator[Step, None, Translation]:
         generator = self._take(search)
         statistics = self._thread.statistics = CallStatistics()

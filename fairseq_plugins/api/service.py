@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from fairseq_plugins.api.constraints import Phrases
 from fairseq_plugins.api.drafts import Drafts, cut_texts
-from fairseq_plugins.api.jobs import Engine, Job, OnStep
+from fairseq_plugins.api.jobs import Job, OnStep, ServiceEngine
 from fairseq_plugins.api.options import CallOptions, SearchOptions
 from fairseq_plugins.api.results import Step, Translation
 from fairseq_plugins.api.service_engines import ContinuousEngine, WholeBatches
@@ -68,7 +68,7 @@ class Service:
         self._lock = threading.Lock()
         self._is_closed = False
         self._all_ended = threading.Condition(self._lock)
-        self._engines: list[Engine] = []  # the first one that takes a job decodes it
+        self._engines: list[ServiceEngine] = []  # the first one that takes a job decodes it
         try:
             self._engines.append(ContinuousEngine(model, threads, max_beam))
             self.engine = self._engines[0].name
@@ -196,7 +196,7 @@ class Service:
         own = None if phrases is None else phrases[0]
         return Job(next(self._numbers), source, search, ids, place, on_step, constraints=own)
 
-    def _ended(self, job: Job, engine: Engine, future: "Future[Translation]") -> None:
+    def _ended(self, job: Job, engine: ServiceEngine, future: "Future[Translation]") -> None:
         if future.cancelled() or isinstance(future.exception(), (ServiceClosed, CancelledError)):
             engine.cancel(job)
         self._forget(job)
@@ -208,6 +208,6 @@ class Service:
                 self._all_ended.notify_all()
 
 
-def _close(engines: Iterable[Engine]) -> None:
+def _close(engines: Iterable[ServiceEngine]) -> None:
     for engine in engines:
         engine.close()

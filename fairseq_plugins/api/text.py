@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fairseq_plugins.checkpoint.session import Session
+from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.data.sentences import is_blank
 
 
@@ -16,7 +16,7 @@ class TextCoder:
         session: the model.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: TaskSession) -> None:
         self._session = session
 
     def tokenize(self, text: str) -> list[str]:

@@ -12,7 +12,7 @@ from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPEConfig
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_plugins.api.files import GPT2_FILES, ModelFiles
-from fairseq_plugins.checkpoint.session import Session
+from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.data.fastbpe_codes import FastBPECodesConfig, is_fastbpe
 from fairseq_plugins.errors import ConfigurationError
 
@@ -65,7 +65,7 @@ def set_text_tools(cfg: DictConfig, files: ModelFiles, tokenizer: str | None) ->
         )
 
 
-def check_text_tools(session: Session, subwords: str | None) -> None:
+def check_text_tools(session: TaskSession, subwords: str | None) -> None:
     """Raise ConfigurationError for subwords that cannot be read or cut no text, before the first sentence."""
     try:
         _, bpe = session.text_tools

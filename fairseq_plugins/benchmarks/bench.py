@@ -18,7 +18,7 @@ from fairseq_plugins.benchmarks import ctranslate
 from fairseq_plugins.benchmarks.contenders import BLOCKWISE, CTRANSLATE2, DRAFTER, Contender, heads_are_lossless
 from fairseq_plugins.benchmarks.replay import Replay, replay_drafts
 from fairseq_plugins.checkpoint.loading import load_model
-from fairseq_plugins.checkpoint.session import Session, options_of, precision, set_options
+from fairseq_plugins.checkpoint.session import TaskSession, options_of, precision, set_options
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.metrics.texts import read_lines
@@ -49,7 +49,7 @@ class Bench:
         self.sentences = sentences
         self.blockwise_path = blockwise_path
         self.conversions = conversions
-        self.session = Session(cfg)
+        self.session = TaskSession(cfg)
         self.cuda, self.task = self.session.cuda, self.session.task
         self.subset = cfg.dataset.gen_subset
         self.dataset = self.session.load(self.subset)

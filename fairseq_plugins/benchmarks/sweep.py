@@ -21,7 +21,7 @@ from fairseq_plugins.benchmarks import measuring
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import Contender
 from fairseq_plugins.benchmarks.setting import reset_decoder
-from fairseq_plugins.benchmarks.sweep_cells import GREEDY, Cell, Result, Results, grid
+from fairseq_plugins.benchmarks.sweep_cells import GREEDY, Cell, CellResult, CellResults, grid
 from fairseq_plugins.benchmarks.sweep_journal import Journal, circumstances, sole_use
 from fairseq_plugins.benchmarks.sweep_tables import as_json, markdown
 from fairseq_plugins.errors import ConfigurationError
@@ -33,7 +33,7 @@ from fairseq_plugins.shared.machine import machine
 from fairseq_plugins.shared.parsing import as_config, check_paths, generation_parser, parse_arguments
 
 
-def sweep(cells: Sequence[Cell], journal: Journal, measure: Callable[[Cell], Result]) -> Results:
+def sweep(cells: Sequence[Cell], journal: Journal, measure: Callable[[Cell], CellResult]) -> CellResults:
     """Measure the cells that the journal lacks, each `effective` one once; return a result for every cell."""
     for cell in dict.fromkeys(cell.effective for cell in cells):
         if cell not in journal.results:
@@ -55,7 +55,7 @@ def contender(cell: Cell, beam: int) -> Contender:
 
 def measure(
     bench: Bench, cell: Cell, numbers: Sequence[int], references: Mapping[int, str], repeats: int, bar: tqdm
-) -> Result:
+) -> CellResult:
     """Decode with a setting after a short warm-up; quality and speed come from the same passes."""
     bar.set_description(str(cell), refresh=False)
     chosen = contender(cell, bench.cfg.generation.beam)
@@ -66,7 +66,7 @@ def measure(
         times.append(seconds)
     # All passes have equal counts, so these means are those of a single pass.
     iterations, accepted = measuring.iterations(generator, chosen, outputs)
-    return Result(
+    return CellResult(
         measuring.bleu(bench, outputs, references), accepted, iterations, len(outputs), statistics.median(times)
     )
 

@@ -39,7 +39,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Result:
+class CellResult:
     """The measurement of a setting."""
 
     bleu: float  # sacreBLEU of raw text
@@ -59,7 +59,7 @@ class Result:
         return self.tokens_per_iteration or 0.0
 
 
-Results = dict[Cell, Result]
+CellResults = dict[Cell, CellResult]
 
 
 def grid(block_sizes: Sequence[int], top_betas: Sequence[int], taus: Sequence[float]) -> list[Cell]:
@@ -67,7 +67,7 @@ def grid(block_sizes: Sequence[int], top_betas: Sequence[int], taus: Sequence[fl
     return [Cell(k, beta, tau) for k in block_sizes for tau in taus for beta in top_betas]
 
 
-def pareto_front(results: Mapping[Cell, Result], speed: Callable[[Result], float]) -> set[Cell]:
+def pareto_front(results: Mapping[Cell, CellResult], speed: Callable[[CellResult], float]) -> set[Cell]:
     """Return the settings that no other beats in speed without losing BLEU, or in BLEU without losing speed."""
     front = set()
     best = float("-inf")
@@ -78,18 +78,18 @@ def pareto_front(results: Mapping[Cell, Result], speed: Callable[[Result], float
     return front
 
 
-def fastest(results: Mapping[Cell, Result], min_bleu: float) -> Cell | None:
+def fastest(results: Mapping[Cell, CellResult], min_bleu: float) -> Cell | None:
     """Return the fastest setting with at least this BLEU, compared as printed."""
     good = [cell for cell, result in results.items() if round(result.bleu, 2) >= round(min_bleu, 2)]
     return max(good, key=lambda cell: results[cell].rate, default=None)
 
 
-def distinct(results: Mapping[Cell, Result]) -> Results:
+def distinct(results: Mapping[Cell, CellResult]) -> CellResults:
     """Return the results by `effective` setting, without baselines."""
     return {cell.effective: result for cell, result in results.items() if not cell.baseline}
 
 
-def recommendations(results: Mapping[Cell, Result], tolerance: float) -> dict[str, Cell | None]:
+def recommendations(results: Mapping[Cell, CellResult], tolerance: float) -> dict[str, Cell | None]:
     """Return title -> recommended setting, None if no setting qualifies."""
     settings, greedy = distinct(results), results[Cell(baseline=GREEDY)].bleu
     return {

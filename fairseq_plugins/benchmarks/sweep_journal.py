@@ -12,7 +12,7 @@ import torch
 from fairseq import utils
 from omegaconf import DictConfig, OmegaConf
 
-from fairseq_plugins.benchmarks.sweep_cells import Cell, Result, Results
+from fairseq_plugins.benchmarks.sweep_cells import Cell, CellResult, CellResults
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared import machine
 from fairseq_plugins.shared.files import lock, sha256, unwritable, write_atomically
@@ -29,14 +29,14 @@ class Journal:
     def __init__(self, file: Path, circumstances: Mapping[str, Any]) -> None:
         self.file = file
         self.circumstances = dict(circumstances)
-        self.results: Results = {}
+        self.results: CellResults = {}
         self.foreign = 0
         content = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
         self._lines = content.removesuffix("\n").split("\n") if content else []
         for number, line in enumerate(self._lines, 1):
             try:
                 record = load_json(line)
-                cell, result = Cell(**record["cell"]), Result(**record["result"])
+                cell, result = Cell(**record["cell"]), CellResult(**record["result"])
                 same = record["circumstances"] == self.circumstances
             except (ValueError, KeyError, TypeError) as error:
                 problem = f"line {number} was not written by spec-dec-sweep"
@@ -47,7 +47,7 @@ class Journal:
             else:
                 self.foreign += 1
 
-    def add(self, cell: Cell, result: Result) -> None:
+    def add(self, cell: Cell, result: CellResult) -> None:
         """Record a finished setting."""
         record = {"cell": asdict(cell), "result": asdict(result), "circumstances": self.circumstances}
         self._lines.append(json.dumps(record, ensure_ascii=False))

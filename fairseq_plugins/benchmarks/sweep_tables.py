@@ -4,20 +4,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fairseq_plugins.benchmarks.sweep_cells import GREEDY, Cell, Result, distinct, pareto_front, recommendations
+from fairseq_plugins.benchmarks.sweep_cells import GREEDY, Cell, CellResult, distinct, pareto_front, recommendations
 from fairseq_plugins.shared.display import table
 
 # The paper's own choices, GAD Table 2 and section 5.3.1.
 TABLE_2_SETTING = (3, 1.0)
 
 
-def fronts(settings: Mapping[Cell, Result]) -> tuple[set[Cell], set[Cell]]:
+def fronts(settings: Mapping[Cell, CellResult]) -> tuple[set[Cell], set[Cell]]:
     """Return the settings on the Pareto front of BLEU and tokens per iteration, and of BLEU and sentences/s."""
     by_tokens = pareto_front(settings, lambda result: result.tokens)
     return by_tokens, pareto_front(settings, lambda result: result.rate)
 
 
-def table_2(results: Mapping[Cell, Result]) -> str:
+def table_2(results: Mapping[Cell, CellResult]) -> str:
     """As GAD Table 2: tokens per iteration, BLEU and speed by block size, for gad and for one setting of gad++."""
     every = {cell: result for cell, result in results.items() if cell.baseline} | distinct(results)
     settings = sorted({(cell.top_beta, cell.tau) for cell in every if not cell.baseline and not cell.exact})
@@ -37,7 +37,7 @@ def table_2(results: Mapping[Cell, Result]) -> str:
     return table(rows, ["Models", "k", "Tok.", "BLEU", "Speed", "sentences/s"], "pipe")
 
 
-def table_3(results: Mapping[Cell, Result], block_size: int) -> str:
+def table_3(results: Mapping[Cell, CellResult], block_size: int) -> str:
     """As GAD Table 3: tokens per iteration and BLEU by τ and β, at one block size; bold: Pareto front over all k."""
     front, _ = fronts(distinct(results))
     cells = [cell for cell in results if cell.block_size == block_size]
@@ -52,7 +52,7 @@ def table_3(results: Mapping[Cell, Result], block_size: int) -> str:
     return table(rows, ["τ", *(f"Top-{beta} (β = {beta})" for beta in betas)], "pipe")
 
 
-def table_of_all(results: Mapping[Cell, Result]) -> str:
+def table_of_all(results: Mapping[Cell, CellResult]) -> str:
     """Every setting, with the two Pareto fronts marked."""
     settings = distinct(results)
     by_tokens, by_rate = fronts(settings)
@@ -67,12 +67,12 @@ def table_of_all(results: Mapping[Cell, Result]) -> str:
     return table(rows, [*headers, "Pareto, tokens", "Pareto, speed"], "pipe")
 
 
-def as_record(cell: Cell, result: Result) -> dict[str, Any]:
+def as_record(cell: Cell, result: CellResult) -> dict[str, Any]:
     """A setting and what was measured for it, for JSON."""
     return {**asdict(cell), **asdict(result), "sentences_per_second": result.rate}
 
 
-def as_json(results: Mapping[Cell, Result], tolerance: float, notes: Sequence[str]) -> dict[str, Any]:
+def as_json(results: Mapping[Cell, CellResult], tolerance: float, notes: Sequence[str]) -> dict[str, Any]:
     """Everything, for `sweep.json`."""
     settings = distinct(results)
     by_tokens, by_rate = fronts(settings)
@@ -90,7 +90,7 @@ def as_json(results: Mapping[Cell, Result], tolerance: float, notes: Sequence[st
     }
 
 
-def markdown(results: Mapping[Cell, Result], tolerance: float, notes: Sequence[str]) -> str:
+def markdown(results: Mapping[Cell, CellResult], tolerance: float, notes: Sequence[str]) -> str:
     """The tables and recommendations."""
     greedy = results[Cell(baseline=GREEDY)]
     parts = ["## By block size (as GAD Table 2)", table_2(results)]

@@ -23,7 +23,7 @@ from fairseq_plugins.shared.binarised import check_binarised
 from fairseq_plugins.shared.fingerprints import keep_fingerprint
 
 
-class Session:
+class TaskSession:
     """The task, data and models of a command, on the device and in the precision of its options.
 
     Args:

@@ -9,7 +9,7 @@ from fairseq.dataclass.configs import FairseqConfig
 from fairseq.tasks.translation import TranslationConfig
 from omegaconf import OmegaConf
 
-from fairseq_plugins.checkpoint.session import Session
+from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.process.output import quiet_fairseq
 
@@ -65,7 +65,7 @@ def check_decodes(folder: Path, source: Path, symbols: Sequence[str]) -> None:
     cfg.common_eval.path = str(folder / "verifier.pt")
     try:
         with quiet_fairseq():
-            session = Session(cfg)
+            session = TaskSession(cfg)
             dictionary = session.task.source_dictionary
             words = [dictionary.index(symbol) for symbol in symbols[:4]]
             tokens = torch.tensor([*words[: session.max_positions[0] - 1], dictionary.eos()])

@@ -12,7 +12,7 @@ from pathlib import Path
 from fairseq_plugins.conversion.cache import is_hugging_face
 from fairseq_plugins.conversion.convert import convert, missing_folder
 from fairseq_plugins.conversion.int8 import write_int8
-from fairseq_plugins.conversion.settings import Settings
+from fairseq_plugins.conversion.settings import LoadSettings
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.cli import CommandParser, run_command
 from fairseq_plugins.shared.languages import find_languages
@@ -65,7 +65,7 @@ def run(argv: Sequence[str]) -> None:
 
 
 def _to_int8(source: Path, target: Path, languages: tuple[str | None, str | None]) -> None:
-    pair = None if Settings.read(source).languages else find_languages(source, languages)
+    pair = None if LoadSettings.read(source).languages else find_languages(source, languages)
     write_int8(source, target, pair)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fairseq_plugins.checkpoint.averaging import write_checkpoint
 from fairseq_plugins.checkpoint.int8_weights import Int8Weight, restored
 from fairseq_plugins.checkpoint.loading import read_checkpoint
-from fairseq_plugins.conversion.settings import Settings
+from fairseq_plugins.conversion.settings import LoadSettings
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.checksums import check_sums, write_sums
 from fairseq_plugins.shared.files import CHECKPOINTS, unwritable
@@ -45,7 +45,7 @@ def write_int8(source: Path, target: Path, pair: tuple[str, str] | None) -> None
     states = {name: _rounded(read_checkpoint(str(source / name), "FOLDER")[0], fingerprints) for name in verifiers}
     if (source / "drafter.pt").is_file():
         states["drafter.pt"] = _drafter(source / "drafter.pt", fingerprints)
-    settings = Settings.read(source)
+    settings = LoadSettings.read(source)
     languages = {} if pair is None else dict(zip(("source_lang", "target_lang"), pair, strict=True))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ class _Contents(TypedDict):
 
 
 @dataclass(frozen=True)
-class Settings:
+class LoadSettings:
     """Contents of a folder's load.json.
 
     Attributes:
@@ -37,7 +37,7 @@ class Settings:
     options: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, folder: Path) -> "Settings":
+    def read(cls, folder: Path) -> "LoadSettings":
         """Return the settings of a folder; empty settings if it has no load.json.
 
         Raises:
@@ -78,7 +78,7 @@ class Settings:
         return options
 
 
-def settings_of(config: Config, vocabulary: Vocabulary, ignored: Collection[str] = ()) -> Settings:
+def settings_of(config: Config, vocabulary: Vocabulary, ignored: Collection[str] = ()) -> LoadSettings:
     """Return the settings with which `load` decodes as Hugging Face's `generate` does by default.
 
     Args:
@@ -108,4 +108,4 @@ def settings_of(config: Config, vocabulary: Vocabulary, ignored: Collection[str]
                 f"{config['model_type']} model begin",
                 "save its tokenizer into it with save_pretrained",
             )
-    return Settings(languages, options)
+    return LoadSettings(languages, options)

@@ -14,10 +14,10 @@ from fairseq.data import Dictionary, data_utils
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_plugins.checkpoint.loading import read_checkpoint
-from fairseq_plugins.checkpoint.session import Session, precision
+from fairseq_plugins.checkpoint.session import TaskSession, precision
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.distillation import shards
-from fairseq_plugins.distillation.shards import Sentence, ShardWriter
+from fairseq_plugins.distillation.shards import ShardWriter, TeacherSentence
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.process.output import counted
 from fairseq_plugins.shared.display import progress_bar
@@ -39,19 +39,19 @@ class Teacher:
 
     def __init__(self, cfg: DictConfig, device: int) -> None:
         self.cfg = cfg
-        self.session = Session(cfg, device)
+        self.session = TaskSession(cfg, device)
         for path in utils.split_paths(cfg.common_eval.path):
             _check_dictionaries(path, self.session.task)
         self.generator = self.session.generator()
         self.max_source: int = self.session.max_positions[0]
 
-    def decode(self, dataset: Any, numbers: Sequence[int]) -> list[Sentence]:
+    def decode(self, dataset: Any, numbers: Sequence[int]) -> list[TeacherSentence]:
         """Return translations of a batch of sentences, with fairseq's scores (natural logarithms)."""
         sample = self.session.batch(dataset, numbers)
         hypotheses = self.session.decode(self.generator, sample)
         strip = getattr(self.generator, "symbols_to_strip_from_output", {self.generator.eos})
         return [
-            Sentence(
+            TeacherSentence(
                 number,
                 f"{float(best['score']):.4f}",
                 self.session.task.target_dictionary.string(best["tokens"].cpu(), extra_symbols_to_ignore=strip),
@@ -171,7 +171,7 @@ def decode_shards(cfg: DictConfig, subset: str, shard: int | None, count: int, f
         teacher, dataset = loaded()
         missing = [sentence for sentence in range(number, len(dataset), count) if sentence not in writer.done]
         too_long = [sentence for sentence in missing if dataset.src_sizes[sentence] > teacher.max_source]
-        writer.add(Sentence(sentence, shards.TOO_LONG, "") for sentence in too_long)
+        writer.add(TeacherSentence(sentence, shards.TOO_LONG, "") for sentence in too_long)
         left = [sentence for sentence in missing if sentence not in writer.done]
         _decode_shard(teacher, dataset, left, writer, f"{subset} {number + 1}/{count}")
         writer.finish()

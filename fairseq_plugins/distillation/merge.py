@@ -19,7 +19,7 @@ from fairseq_cli import preprocess
 from fairseq_plugins.checkpoint.session import load_subset
 from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.decode import source_files
-from fairseq_plugins.distillation.shards import Sentence
+from fairseq_plugins.distillation.shards import TeacherSentence
 from fairseq_plugins.errors import ConfigurationError, unknown_value
 from fairseq_plugins.shared.files import is_own_file, sha256, write_atomically
 
@@ -29,7 +29,7 @@ PREFIXES = {"train": "--trainpref", "valid": "--validpref", "test": "--testpref"
 
 
 @dataclass
-class Counts:
+class MergeCounts:
     """Numbers of sentences of a subset."""
 
     sentences: int  # decoded
@@ -63,7 +63,7 @@ def open_task(data: str, source: str | None, target: str | None) -> TranslationT
         raise ConfigurationError(None, data, problem, "give a folder that fairseq-preprocess wrote") from error
 
 
-def read_all(folder: Path, subset: str, data: str, count: int) -> tuple[dict[str, Any], list[Sentence]]:
+def read_all(folder: Path, subset: str, data: str, count: int) -> tuple[dict[str, Any], list[TeacherSentence]]:
     """Return the origin of a subset's translations, and the translations in order.
 
     Raises ConfigurationError for missing or corrupt shards, and shards of different origin.
@@ -73,7 +73,7 @@ def read_all(folder: Path, subset: str, data: str, count: int) -> tuple[dict[str
         problem = f"has no shards of {subset}"
         raise ConfigurationError("--shards", folder, problem, "run `spec-dec-distill decode` first")
     origins: list[dict[str, Any]] = []
-    sentences: list[shards.Sentence] = []
+    sentences: list[shards.TeacherSentence] = []
     for shard in range(number):
         file = shards.shard_path(folder, subset, shard, number)
         if not file.is_file():
@@ -90,13 +90,13 @@ def read_all(folder: Path, subset: str, data: str, count: int) -> tuple[dict[str
 
 
 def filter_pairs(
-    sources: Iterable[str], sentences: Iterable[Sentence], max_ratio: float | None
-) -> tuple[list[tuple[str, str]], Counts]:
+    sources: Iterable[str], sentences: Iterable[TeacherSentence], max_ratio: float | None
+) -> tuple[list[tuple[str, str]], MergeCounts]:
     """Return the pairs to train on, and counts of those left out.
 
     The longer side may have `max_ratio` times the tokens of the shorter; None for no limit.
     """
-    pairs, counts = [], Counts(0)
+    pairs, counts = [], MergeCounts(0)
     for source, sentence in zip(sources, sentences, strict=True):
         counts.sentences += 1
         lengths = len(source.split()), len(sentence.text.split())
@@ -126,7 +126,7 @@ def merge(
     max_ratio: float | None = None,
     keep_raw: bool = False,
     workers: int = 1,
-) -> dict[str, Counts]:
+) -> dict[str, MergeCounts]:
     """Merge the shards of subsets into binarised data, written atomically; return counts by subset.
 
     Args:

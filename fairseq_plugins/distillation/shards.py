@@ -27,7 +27,7 @@ _SENTENCE = re.compile(rb"(\d+)\t([^\t\n]+)\t([^\n]*)\n")
 
 
 @dataclass(frozen=True)
-class Sentence:
+class TeacherSentence:
     """One translation: number in the subset, score as text, subwords separated by spaces."""
 
     number: int
@@ -63,7 +63,7 @@ def number_of_shards(folder: Path, subset: str) -> int | None:
     return next(iter(by_count), None)
 
 
-def read_shard(file: Path) -> tuple[dict[str, Any], list[Sentence]]:
+def read_shard(file: Path) -> tuple[dict[str, Any], list[TeacherSentence]]:
     """Return origin and sentences of a finished shard; raises ConfigurationError if it is incomplete."""
     content = file.read_bytes()
     body, footer = content[: content.rfind(b"\n", 0, -1) + 1], content[content.rfind(b"\n", 0, -1) + 1 :]
@@ -87,7 +87,7 @@ def _footer(count: int, total: Any) -> dict[str, Any]:
     return {"sentences": count, "sha256": total.hexdigest()}
 
 
-def _parse(content: bytes) -> tuple[dict[str, Any] | None, list[Sentence], int]:
+def _parse(content: bytes) -> tuple[dict[str, Any] | None, list[TeacherSentence], int]:
     """Return the header (None if torn), the whole sentences after it, and the position where these end."""
     end = content.find(b"\n") + 1
     try:
@@ -99,7 +99,7 @@ def _parse(content: bytes) -> tuple[dict[str, Any] | None, list[Sentence], int]:
     sentences = []
     while (match := _SENTENCE.match(content, end)) is not None:
         number, score, text = (part.decode("utf-8") for part in match.groups())
-        sentences.append(Sentence(int(number), score, text))
+        sentences.append(TeacherSentence(int(number), score, text))
         end = match.end()
     return header, sentences, end
 
@@ -141,7 +141,7 @@ class ShardWriter:
         if header is None:
             self._write(first)
 
-    def add(self, sentences: Iterable[Sentence]) -> None:
+    def add(self, sentences: Iterable[TeacherSentence]) -> None:
         """Append sentences; raises ConfigurationError if they cannot be written."""
         new = list(sentences)
         lines = "".join(f"{sentence.number}\t{sentence.score}\t{sentence.text}\n" for sentence in new)
@@ -181,12 +181,12 @@ def check_origin(file: Path, header: dict[str, Any], made_from: dict[str, Any]) 
         raise ConfigurationError(None, file, problem, "remove it or choose another {--output}")
 
 
-def in_order(sentences: Sequence[Sentence], count: int, folder: Path) -> list[Sentence]:
+def in_order(sentences: Sequence[TeacherSentence], count: int, folder: Path) -> list[TeacherSentence]:
     """Return the sentences by number.
 
     Raises ConfigurationError unless each of the numbers 0 to `count` - 1 occurs once.
     """
-    ordered: list[Sentence | None] = [None] * count
+    ordered: list[TeacherSentence | None] = [None] * count
     for sentence in sentences:
         if sentence.number >= count:
             problem = f"has a translation of sentence {sentence.number}, but the data has {count} sentences"

@@ -16,15 +16,15 @@ Edit = tuple[int, int, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class Counts:
+class EditCounts:
     """Numbers of right, wrong and missed edits."""
 
     right: int = 0
     wrong: int = 0
     missed: int = 0
 
-    def __add__(self, other: "Counts") -> "Counts":
-        return Counts(self.right + other.right, self.wrong + other.wrong, self.missed + other.missed)
+    def __add__(self, other: "EditCounts") -> "EditCounts":
+        return EditCounts(self.right + other.right, self.wrong + other.wrong, self.missed + other.missed)
 
     @property
     def precision(self) -> float:
@@ -81,17 +81,17 @@ def _close(edits: list[Edit], begin: int, end: int, words: Sequence[str]) -> Non
         edits.append((begin, end, tuple(words)))
 
 
-def compare_edits(hypothesis: Sequence[Edit], reference: Sequence[Edit]) -> Counts:
+def compare_edits(hypothesis: Sequence[Edit], reference: Sequence[Edit]) -> EditCounts:
     """Compare the edits of a hypothesis with a reference's; right ones have the same span and words."""
     right = len(set(hypothesis) & set(reference))
-    return Counts(right, len(hypothesis) - right, len(reference) - right)
+    return EditCounts(right, len(hypothesis) - right, len(reference) - right)
 
 
 def corpus_edits(
     sources: Sequence[Sequence[str]], hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[Sequence[str]]]
-) -> Counts:
+) -> EditCounts:
     """Count edits over a corpus of words; of several references the one with the best agreement counts."""
-    total = Counts()
+    total = EditCounts()
     for source, hypothesis, *targets in zip(sources, hypotheses, *references, strict=True):
         made = edits_between(source, hypothesis)
         counts = [compare_edits(made, edits_between(source, target)) for target in targets]

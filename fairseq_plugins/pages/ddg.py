@@ -29,7 +29,7 @@ _WINDOW_MARGIN = 10
 
 
 @dataclass(frozen=True)
-class Trace:
+class JacobiTrace:
     """Parallel Jacobi iterations of a sentence of m target tokens, up to the fixed point in iteration K."""
 
     tokens: list[int]  # m token ids, the fixed point, EOS included
@@ -66,7 +66,7 @@ def edges_between(groups: Sequence[Sequence[int]], most: float = math.inf) -> li
 
 
 @dataclass(frozen=True)
-class Sentence:
+class SolvedSentence:
     """One sentence to draw."""
 
     number: int  # in the subset, as in the H- lines of fairseq-generate
@@ -74,7 +74,7 @@ class Sentence:
     output: str
     labels: list[str]  # m symbols, with subword marks
     predicted: list[list[str]]  # K rows of m symbols
-    trace: Trace
+    trace: JacobiTrace
     identical: bool  # whether the fixed point is fairseq's own output at `--beam 1`
 
     @property
@@ -116,7 +116,7 @@ class Sentence:
 
 
 @torch.inference_mode()
-def trace(generator: DraftVerifyGenerator, sample: dict[str, Any], initial: str = "pad") -> Trace:
+def trace(generator: DraftVerifyGenerator, sample: dict[str, Any], initial: str = "pad") -> JacobiTrace:
     """Solve a batch of one sentence by Parallel Jacobi iterations (Algorithm 1) and record them.
 
     The target length is unknown: iteration continues until the first EOS and all tokens before it are a fixed point.
@@ -134,7 +134,7 @@ def trace(generator: DraftVerifyGenerator, sample: dict[str, Any], initial: str 
     for before in iterates[: max(final_at)]:
         log_probs = system.verify(before).log_probs_of(_padded(tokens, window, tokens[-1])[None])
         probability.append(log_probs[0, :length].exp().tolist())
-    return Trace(
+    return JacobiTrace(
         tokens=tokens.tolist(),
         predicted=[iterate[:length].tolist() for iterate in iterates[1 : max(final_at) + 1]],
         probability=probability,

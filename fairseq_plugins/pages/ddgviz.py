@@ -18,9 +18,9 @@ from typing import Any
 from omegaconf import DictConfig
 from tabulate import tabulate
 
-from fairseq_plugins.checkpoint.session import Session
+from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.pages.ddg import Sentence, trace
+from fairseq_plugins.pages.ddg import SolvedSentence, trace
 from fairseq_plugins.shared.cli import CommandParser, run_command
 from fairseq_plugins.shared.files import write_atomically
 from fairseq_plugins.shared.parsing import as_config, check_paths, generation_parser, parse_arguments
@@ -30,14 +30,14 @@ logger = logging.getLogger("spec-dec-ddgviz")
 GREEDY = "fairseq beam 1"
 
 
-def compute(session: Session, dataset: Any, number: int) -> Sentence:
+def compute(session: TaskSession, dataset: Any, number: int) -> SolvedSentence:
     """Solve one sentence by Jacobi iterations, and check the result against fairseq's own greedy decoding."""
     sample = session.batch(dataset, [number])
     solved = trace(_generator(session, "jacobi"), sample, str(session.cfg.task.jacobi_init))
     expected = session.decode(_generator(session, "beam"), sample)[0][0]["tokens"].tolist()
     symbols = session.task.target_dictionary.symbols
     source = sample["net_input"]["src_tokens"][0].cpu()
-    return Sentence(
+    return SolvedSentence(
         number=number,
         source=session.task.source_dictionary.string(source, session.cfg.common_eval.post_process),
         output=session.text(solved.tokens),
@@ -48,13 +48,13 @@ def compute(session: Session, dataset: Any, number: int) -> Sentence:
     )
 
 
-def _generator(session: Session, decoder: str) -> Any:
+def _generator(session: TaskSession, decoder: str) -> Any:
     # The loop in PyTorch, whose verifier returns the scores of all tokens.
     session.task.cfg.update({"decoding_method": decoder, "no_compiled_steps": True})
     return session.generator(beam=1, nbest=1)
 
 
-def summary(sentences: Sequence[Sentence]) -> str:
+def summary(sentences: Sequence[SolvedSentence]) -> str:
     """Return a table of tokens, iterations and tokens per iteration."""
     rows = [
         [s.number, len(s.labels), len(s.predicted), s.trace.iterations, s.speed_up, max(map(len, s.trace.groups))]
@@ -112,7 +112,7 @@ def check(cfg: DictConfig, numbers: Sequence[int], dataset: Any, usable: Collect
         raise ConfigurationError("--sentences", too_long[0], "longer than the model's positions", remedy)
 
 
-def load(cfg: DictConfig) -> Session:
+def load(cfg: DictConfig) -> TaskSession:
     """Set up a session with the Jacobi decoder; raises ConfigurationError for options that do not fit."""
     check_paths(cfg)
     if cfg.generation.prefix_size > 0:
@@ -120,7 +120,7 @@ def load(cfg: DictConfig) -> Session:
     cfg.task.update(decoding_method="jacobi", drafter_path=None, stats_file=None, jacobi_pool=False)
     # Skip sentences that are too long, instead of failing for all.
     cfg.dataset.skip_invalid_size_inputs_valid_test = True
-    return Session(cfg)
+    return TaskSession(cfg)
 
 
 def run(argv: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.path import Path as Curve
 from matplotlib.textpath import text_to_path
 
-from fairseq_plugins.pages.ddg import SOURCE, Sentence, edges_between
+from fairseq_plugins.pages.ddg import SOURCE, SolvedSentence, edges_between
 from fairseq_plugins.pages.template import page_json, template
 from fairseq_plugins.shared.files import write_atomically
 
@@ -53,7 +53,7 @@ BASE_FONT = "DejaVu Sans"  # part of matplotlib; has Latin, Greek, Cyrillic, Ara
 _PREFERRED = ("NotoSansCJK-Regular", "NotoSans-Regular", "NotoSans", "DroidSansFallback", "wqy", "Noto", "")
 
 
-def save(sentence: Sentence, stem: Path) -> None:
+def save(sentence: SolvedSentence, stem: Path) -> None:
     """Write `stem`.png and `stem`.svg; raises ConfigurationError if they cannot be written."""
     figure = draw(sentence)
     width, height = figure.get_size_inches()
@@ -66,7 +66,7 @@ def save(sentence: Sentence, stem: Path) -> None:
         write_atomically(stem.with_name(f"{stem.name}.{kind}"), content.getvalue(), "--output")
 
 
-def draw(sentence: Sentence) -> Figure:
+def draw(sentence: SolvedSentence) -> Figure:
     """Return the figure of one sentence: its dependency graph above the predictions of every iteration."""
     trace, labels = sentence.trace, [short(label) for label in sentence.labels]
     step = -1 if sentence.right_to_left else 1
@@ -212,7 +212,7 @@ def _characters(path: str) -> frozenset[str]:
 _SHADES = 64
 
 
-def page(sentences: Sequence[Sentence]) -> str:
+def page(sentences: Sequence[SolvedSentence]) -> str:
     """Return the interactive page of all sentences, one self-contained HTML file."""
     data = {
         "sentences": [{**s.as_json(), "speed_up": f"{s.speed_up:.2f}"} for s in sentences],

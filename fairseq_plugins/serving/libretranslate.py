@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from fairseq_plugins.serving.errors import RequestError
 from fairseq_plugins.serving.requests import account_of, until_gone
-from fairseq_plugins.serving.text import Job
+from fairseq_plugins.serving.text import TextJob
 
 if TYPE_CHECKING:
     from fairseq_plugins.serving.app import Server
@@ -42,7 +42,7 @@ def router(server: "Server") -> APIRouter:
         model = registry.find(asked.source, asked.target)
         account = account_of(request)
         account.model = model.name
-        job = Job(model, _options(asked, model.beam, model.max_beam), max_sentences=server.settings.max_sentences)
+        job = TextJob(model, _options(asked, model.beam, model.max_beam), max_sentences=server.settings.max_sentences)
         assert model.model
         work = job.translate_html(texts) if asked.format == "html" else job.translate(job.cut(texts))
         results = await until_gone(request, work, server.settings.timeout)

@@ -32,7 +32,7 @@ class Result:
 
 
 @dataclass
-class Job:
+class TextJob:
     """What a request asks for.
 
     Attributes:

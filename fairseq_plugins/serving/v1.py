@@ -13,7 +13,7 @@ from fairseq_plugins.api import Model, Step, Translation
 from fairseq_plugins.api.options import CallOptions
 from fairseq_plugins.serving.errors import as_request_error
 from fairseq_plugins.serving.requests import account_of, until_gone
-from fairseq_plugins.serving.text import Job, Pair, Result
+from fairseq_plugins.serving.text import Pair, Result, TextJob
 
 if TYPE_CHECKING:
     from fairseq_plugins.serving.app import Server
@@ -77,7 +77,7 @@ def router(server: "Server") -> APIRouter:
     """Return the routes."""
     routes = APIRouter(prefix="/v1", tags=["v1"])
 
-    async def begin(request: Request, asked: V1Request) -> tuple[Job, list[list[Pair]]]:
+    async def begin(request: Request, asked: V1Request) -> tuple[TextJob, list[list[Pair]]]:
         """Check a request, before its answer begins."""
         server.check_key(request, asked.api_key)
         texts = [asked.text] if isinstance(asked.text, str) else asked.text
@@ -87,10 +87,10 @@ def router(server: "Server") -> APIRouter:
         assert model.model
         options = {name: value for name, value in asked.options.model_dump().items() if value is not None}
         limit = server.settings.max_sentences
-        job = Job(model, options, asked.drafts, asked.constraints, limit, asked.split)
+        job = TextJob(model, options, asked.drafts, asked.constraints, limit, asked.split)
         return job, job.cut(texts)
 
-    def answer(request: Request, asked: V1Request, job: Job, results: list[Result], started: float) -> V1Response:
+    def answer(request: Request, asked: V1Request, job: TextJob, results: list[Result], started: float) -> V1Response:
         for result in results:
             account_of(request).translations += [translation for _, translation, _ in result.sentences]
         source, target = job.model.languages or ("", "")

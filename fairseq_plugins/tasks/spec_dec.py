@@ -18,7 +18,7 @@ from fairseq_plugins.tasks.drafter_training import TrainsDrafters
 from fairseq_plugins.tasks.options import SpecDecConfig
 
 
-class Translation(TranslationTask):
+class CheckedTranslation(TranslationTask):
     """fairseq's translation task with one-line errors; it leaves out no sentence."""
 
     _lines_read = 0
@@ -112,7 +112,7 @@ class Translation(TranslationTask):
 
 
 @register_task("spec_dec", dataclass=SpecDecConfig)
-class SpecDecTask(TrainsDrafters, Translation):
+class SpecDecTask(TrainsDrafters, CheckedTranslation):
     """Translation task that trains drafters and decodes with them; see `SpecDecConfig` for its options."""
 
     cfg: SpecDecConfig

@@ -17,7 +17,7 @@ import torch
 import fairseq_plugins
 from fairseq_plugins.api import Model, Translation
 from fairseq_plugins.api.files import find_languages
-from fairseq_plugins.checkpoint.session import Session
+from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.errors import ConfigurationError
 from tests.conftest import Corpus
 from tests.support import REPOSITORY, run_in_process
@@ -131,13 +131,13 @@ def test_options_of_a_call_are_those_of_load(model: Model) -> None:
 def test_threads_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     before, own = torch.get_num_threads(), fairseq_plugins.load(UA_GEC, decoder="iad", device="cpu", threads=3)
     numbers: list[int] = []
-    decode = Session.decode
+    decode = TaskSession.decode
 
     def noting(*args: Any) -> Any:
         numbers.append(torch.get_num_threads())
         return decode(*args)
 
-    monkeypatch.setattr(Session, "decode", noting)
+    monkeypatch.setattr(TaskSession, "decode", noting)
     assert own.translate("Так .") == "Так." and numbers == [3] and torch.get_num_threads() == before
     with pytest.raises(ConfigurationError, match="threads=0: give a whole number of at least 1"):
         fairseq_plugins.load(UA_GEC, threads=0)

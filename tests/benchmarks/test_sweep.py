@@ -10,8 +10,8 @@ from fairseq_plugins.benchmarks import measuring, sweep
 from fairseq_plugins.benchmarks.sweep_cells import (
     GREEDY,
     Cell,
-    Result,
-    Results,
+    CellResult,
+    CellResults,
     fastest,
     grid,
     pareto_front,
@@ -35,11 +35,11 @@ TABLE_3 = {
 BEAM = Cell(baseline="AT (b = 5)")
 
 
-def _result(tokens: float | None, bleu: float, rate: float) -> Result:
-    return Result(bleu, tokens, None if tokens is None else 25 / tokens, 100, 100 / rate)
+def _result(tokens: float | None, bleu: float, rate: float) -> CellResult:
+    return CellResult(bleu, tokens, None if tokens is None else 25 / tokens, 100, 100 / rate)
 
 
-def _paper() -> Results:
+def _paper() -> CellResults:
     results = {BEAM: _result(None, 26.72, 1.0), Cell(baseline=GREEDY): _result(1.0, 26.62, 1.1)}
     for tau, (tokens_3, bleu_3, tokens_5, bleu_5) in TABLE_3.items():
         results[Cell(25, 1, tau)] = _result(6.13, 26.62, 3.0)
@@ -133,7 +133,7 @@ def test_equal_as_printed() -> None:
 def _measure_all(cells: list[Cell], journal: Journal, fail_at: int | None = None) -> list[Cell]:
     measured: list[Cell] = []
 
-    def measure(cell: Cell) -> Result:
+    def measure(cell: Cell) -> CellResult:
         if len(measured) == fail_at:
             raise KeyboardInterrupt
         measured.append(cell)

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from fairseq_plugins.checkpoint.session import Session, precision
+from fairseq_plugins.checkpoint.session import TaskSession, precision
 from fairseq_plugins.shared.parsing import as_config, generation_parser, parse_arguments
 from tests.conftest import Corpus
 
 
-def open_session(corpus: Corpus, *more: str) -> Session:
+def open_session(corpus: Corpus, *more: str) -> TaskSession:
     arguments = [str(corpus.data), "--path", str(corpus.verifier), "--cpu", *more]
-    return Session(as_config(parse_arguments(generation_parser("test"), arguments)))
+    return TaskSession(as_config(parse_arguments(generation_parser("test"), arguments)))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from fairseq.data.data_utils import load_indexed_dataset
 
 from fairseq_plugins.distillation import cli, shards
 from fairseq_plugins.distillation.merge import filter_pairs
-from fairseq_plugins.distillation.shards import TOO_LONG, Sentence, ShardWriter, read_shard
+from fairseq_plugins.distillation.shards import TOO_LONG, ShardWriter, TeacherSentence, read_shard
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.files import HeldByAnother
 from fairseq_plugins.shared.workers import Worker, find_worker, take_shards
@@ -48,7 +48,7 @@ def start(programs: Path, corpus: Corpus, output: Path, *more: str) -> subproces
     )  # fmt: skip
 
 
-def sentences(folder: Path, subset: str = "train") -> list[Sentence]:
+def sentences(folder: Path, subset: str = "train") -> list[TeacherSentence]:
     """Return the sentences of all finished shards, in the order they were written."""
     count = shards.number_of_shards(folder, subset)
     assert count is not None
@@ -56,7 +56,7 @@ def sentences(folder: Path, subset: str = "train") -> list[Sentence]:
     return [sentence for file in files for sentence in read_shard(file)[1]]
 
 
-def texts(sentences_by_number: Sequence[Sentence]) -> list[str]:
+def texts(sentences_by_number: Sequence[TeacherSentence]) -> list[str]:
     """Return translations by number, each number once."""
     assert sorted(sentence.number for sentence in sentences_by_number) == list(range(len(sentences_by_number)))
     return [sentence.text for sentence in sorted(sentences_by_number, key=lambda sentence: sentence.number)]
@@ -232,7 +232,12 @@ def test_merged_data(corpus: Corpus, greedy: Path, tmp_path: Path, capsys: pytes
 
 
 def test_filtering() -> None:
-    decoded = [Sentence(0, "-1", "A B"), Sentence(1, "-1", ""), Sentence(2, TOO_LONG, ""), Sentence(3, "-1", "A B C D")]
+    decoded = [
+        TeacherSentence(0, "-1", "A B"),
+        TeacherSentence(1, "-1", ""),
+        TeacherSentence(2, TOO_LONG, ""),
+        TeacherSentence(3, "-1", "A B C D"),
+    ]
     pairs, counts = filter_pairs(["a", "a", "a", "a"], decoded, 3)
     assert pairs == [("a", "A B")]
     assert (counts.sentences, counts.kept, counts.empty, counts.too_long, counts.ratio) == (4, 1, 1, 1, 1)
@@ -284,7 +289,7 @@ def test_spoiled_shards(corpus: Corpus, copy: Path, tmp_path: Path, capsys: pyte
     for lines, message in (
         ([*translations, translations[0]], f"two translations of sentence {translations[0].number}; "),
         (translations[1:], "1 of 300 sentences have no translation"),
-        ([*translations, Sentence(300, "0", "A")], "has a translation of sentence 300, but the data has 300"),
+        ([*translations, TeacherSentence(300, "0", "A")], "has a translation of sentence 300, but the data has 300"),
     ):
         file.unlink()
         writer = ShardWriter(file, header)
@@ -422,9 +427,9 @@ def test_two_writers(tmp_path: Path) -> None:
     first = ShardWriter(tmp_path / "train.0-of-1.tsv", {"a": 1})
     with pytest.raises(ConfigurationError, match="another process writes it; wait for it"):
         ShardWriter(tmp_path / "train.0-of-1.tsv", {"a": 1})
-    first.add([Sentence(0, "-1", "ä b")])
+    first.add([TeacherSentence(0, "-1", "ä b")])
     first.finish()
-    assert read_shard(tmp_path / "train.0-of-1.tsv") == ({"a": 1}, [Sentence(0, "-1", "ä b")])
+    assert read_shard(tmp_path / "train.0-of-1.tsv") == ({"a": 1}, [TeacherSentence(0, "-1", "ä b")])
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

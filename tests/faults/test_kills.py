@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fairseq_plugins.distillation import cli, merge, shards
-from fairseq_plugins.distillation.shards import Sentence, ShardWriter, read_shard, shard_path
+from fairseq_plugins.distillation.shards import ShardWriter, TeacherSentence, read_shard, shard_path
 from fairseq_plugins.errors import ConfigurationError
 from tests.conftest import Corpus
 
@@ -92,7 +92,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(files)}
 
 
-def shards_in(folder: Path) -> list[list[Sentence]]:
+def shards_in(folder: Path) -> list[list[TeacherSentence]]:
     """Return the sentences of all finished shards, by number."""
     shards = [read_shard(shard_path(folder, "valid", shard, SHARDS))[1] for shard in range(SHARDS)]
     return [sorted(sentences, key=lambda sentence: sentence.number) for sentences in shards]
@@ -153,7 +153,7 @@ def test_merging(corpus: Corpus, whole: Path, tmp_path: Path, capsys: pytest.Cap
 def test_shards_torn_at_any_byte(tmp_path: Path) -> None:
     """A torn unfinished shard resumes after its last whole line; a torn finished one is refused."""
     made_from = {"subset": "valid", "name": "ü"}
-    sentences = [Sentence(number, f"-{number}.5", "ä b " * number) for number in range(6)]
+    sentences = [TeacherSentence(number, f"-{number}.5", "ä b " * number) for number in range(6)]
     file, partial = tmp_path / "valid.0-of-1.tsv", tmp_path / "valid.0-of-1.tsv.partial"
     writer = ShardWriter(file, made_from)
     writer.add(sentences)

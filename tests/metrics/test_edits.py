@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rapidfuzz.distance import Levenshtein
 
-from fairseq_plugins.metrics.edits import Counts, compare_edits, corpus_edits, edits_between
+from fairseq_plugins.metrics.edits import EditCounts, compare_edits, corpus_edits, edits_between
 from tests.strategies import DETERMINISTIC, example_count
 
 
@@ -60,20 +60,20 @@ def test_edits_turn_the_source_into_the_target(source: list[str], target: list[s
 
 def test_f_measure_by_hand() -> None:
     # 2 of 3 edits right, 2 of 5 found: P = 2/3, R = 2/5, F0.5 = 1.25 * 4/15 / (1/6 + 2/5).
-    counts = Counts(right=2, wrong=1, missed=3)
+    counts = EditCounts(right=2, wrong=1, missed=3)
     assert counts.precision == pytest.approx(2 / 3) and counts.recall == pytest.approx(2 / 5)
     assert counts.f() == pytest.approx((1.25 * 4 / 15) / (1 / 6 + 2 / 5))
     assert counts.f(1.0) == pytest.approx(0.5)
     # No edits needed and none made: perfect. Edits needed and none made: recall 0.
-    assert Counts().f() == 1.0
-    assert Counts(missed=2).f() == 0.0 and Counts(missed=2).precision == 1.0
-    assert Counts(wrong=2).f() == 0.0
+    assert EditCounts().f() == 1.0
+    assert EditCounts(missed=2).f() == 0.0 and EditCounts(missed=2).precision == 1.0
+    assert EditCounts(wrong=2).f() == 0.0
 
 
 def test_same_words_elsewhere_are_another_edit() -> None:
     source = "a b a b".split()
     counts = compare_edits(edits_between(source, "x b a b".split()), edits_between(source, "a b x b".split()))
-    assert counts == Counts(right=0, wrong=1, missed=1)
+    assert counts == EditCounts(right=0, wrong=1, missed=1)
 
 
 def test_corpus_by_hand() -> None:
@@ -82,9 +82,9 @@ def test_corpus_by_hand() -> None:
     references = ["he goes to the school", "she has a cat", "all is well"]
     # 1: "goes" right, "the" missed. 2: "has" for "have", where the reference has "has a": wrong, and missed. 3: wrong.
     lines = [[line.split() for line in text] for text in (sources, hypotheses, references)]
-    assert corpus_edits(lines[0], lines[1], [lines[2]]) == Counts(right=1, wrong=2, missed=2)
+    assert corpus_edits(lines[0], lines[1], [lines[2]]) == EditCounts(right=1, wrong=2, missed=2)
     # A second reference agrees with the second and third sentences and is used for these.
     second = [line.split() for line in ("he went to school", "she has cat", "all is good")]
-    assert corpus_edits(lines[0], lines[1], [lines[2], second]) == Counts(right=3, wrong=0, missed=1)
+    assert corpus_edits(lines[0], lines[1], [lines[2], second]) == EditCounts(right=3, wrong=0, missed=1)
     with pytest.raises(ValueError, match="zip"):
         corpus_edits(lines[0], lines[1][:2], [lines[2]])

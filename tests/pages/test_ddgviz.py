@@ -23,14 +23,14 @@ from PIL import Image
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages import ddgviz, ddgviz_figure
-from fairseq_plugins.pages.ddg import SOURCE, Sentence, Trace, trace
+from fairseq_plugins.pages.ddg import SOURCE, JacobiTrace, SolvedSentence, trace
 from tests.conftest import Corpus
 from tests.support import Options, fairseq_greedy, ids, make_generator, make_sample, make_task, make_transformer, scores
 
 # ---------------------------------------------------------------------------------------------- the iterations
 
 
-def solve(models: list, task: Any, sample: dict, initial: str = "pad", **options: Any) -> Trace:
+def solve(models: list, task: Any, sample: dict, initial: str = "pad", **options: Any) -> JacobiTrace:
     """Return the Jacobi iterations of a sample of one sentence."""
     generator, _ = make_generator(models, task, Options("greedy"), engine=Engine(), **options)
     return trace(generator, sample, initial)
@@ -120,21 +120,23 @@ def test_never_more_iterations_than_tokens(seed: int) -> None:
 # --------------------------------------------------------------------------------------------------- the graph
 
 
-def make_trace(final_at: list[int]) -> Trace:
+def make_trace(final_at: list[int]) -> JacobiTrace:
     """A trace by hand: a token is predicted from the iteration on in which it becomes final."""
     size, rows = len(final_at), range(1, max(final_at) + 1)
     predicted = [[i if k >= final_at[i] else 99 for i in range(size)] for k in rows]
     probability = [[0.4 + 0.05 * (i % 12) if k >= final_at[i] else 0.01 * (i % 30) for i in range(size)] for k in rows]
-    return Trace(list(range(size)), predicted, probability, final_at, min(max(final_at) + 1, size))
+    return JacobiTrace(list(range(size)), predicted, probability, final_at, min(max(final_at) + 1, size))
 
 
-def make_sentence(labels: str, final_at: list[int], source: str = "a source", output: str | None = None) -> Sentence:
+def make_sentence(
+    labels: str, final_at: list[int], source: str = "a source", output: str | None = None
+) -> SolvedSentence:
     """A sentence by hand; labels are separated by spaces."""
     names = labels.split()
     solved = make_trace(final_at)
     predicted = [[names[token] if token < len(names) else "<unk>" for token in row] for row in solved.predicted]
     text = labels.replace(" ", "").replace("▁", " ").replace("</s>", "") if output is None else output
-    return Sentence(3, source, text, names, predicted, solved, True)
+    return SolvedSentence(3, source, text, names, predicted, solved, True)
 
 
 def test_groups_and_edges_by_hand() -> None:

@@ -10,7 +10,7 @@ import torch
 from msgspec import Meta
 
 from fairseq_plugins.benchmarks.sweep_journal import Journal
-from fairseq_plugins.conversion.settings import Settings
+from fairseq_plugins.conversion.settings import LoadSettings
 from fairseq_plugins.decoding.recording.trace import read_trace
 from fairseq_plugins.distillation.shards import read_shard
 from fairseq_plugins.errors import ConfigurationError
@@ -71,7 +71,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "journal": lambda file: Journal(file, {}),
     "shard": read_shard,
     "drafts": lambda file: read_drafts(str(file)),
-    "load.json": lambda file: Settings.read(file.rename(file.with_name("load.json")).parent),
+    "load.json": lambda file: LoadSettings.read(file.rename(file.with_name("load.json")).parent),
 }
 
 

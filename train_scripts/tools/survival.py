@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from fairseq_plugins.checkpoint.averaging import write_checkpoint
-from fairseq_plugins.checkpoint.session import Session
+from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.decoding.trained_drafter import store_survival
 from fairseq_plugins.shared.parsing import as_config, generation_parser, parse_arguments
 
@@ -28,7 +28,7 @@ def measure(data: Path, verifier: Path, drafter: Path, *, subset: str = "valid",
     """
     line = [str(data), "--path", str(verifier), "--drafter-path", str(drafter), "--decoder", "gad"]
     options = as_config(parse_arguments(generation_parser("measure-survival"), [*line, "--cpu", "--beam", "1"]))
-    session = Session(options)
+    session = TaskSession(options)
     session.task.decoding.counts_survival = True
     generator = session.generator()
     dataset = session.load(subset)

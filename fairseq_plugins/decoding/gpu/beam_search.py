@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.batch import Sizes
 from fairseq_plugins.decoding.gpu.kernels import hypotheses as kernels
-from fairseq_plugins.decoding.gpu.runner import Step, padded
+from fairseq_plugins.decoding.gpu.runner import DecoderStep, padded
 from fairseq_plugins.decoding.gpu.search import Search
 from fairseq_plugins.decoding.gpu.vocabulary import score, tile_of
 from fairseq_plugins.decoding.gpu.weights import Transformer
@@ -74,7 +74,7 @@ class BeamSearch(Search):
             x.stride(0), 0 if table is None else table.size(0), model.scale, eps=norm.eps, HAS_TABLE=table is not None,
             HAS_NORM=bool(norm), BEAM=beam, WIDTH=padded(model.width), PDL=self.runner.pdl, num_warps=4, **launch,
         )  # fmt: skip
-        step = Step(
+        step = DecoderStep(
             count, beam, batch.active[:places], slots, batch.bases, positions, positions, batch.source_bases,
             batch.source_ends, self.ancestors, batch.parts,
         )  # fmt: skip

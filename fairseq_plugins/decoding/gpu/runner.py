@@ -123,7 +123,7 @@ class Workspace:
 
 
 @dataclass(frozen=True)
-class Step:
+class DecoderStep:
     """The rows of a step.
 
     Attributes:
@@ -173,7 +173,7 @@ class Runner:
 
     def run(
         self,
-        step: Step,
+        step: DecoderStep,
         x: Tensor,
         cache: Tensor,
         source_cache: Tensor | None = None,
@@ -208,7 +208,7 @@ class Runner:
 
     def linear(
         self,
-        step: Step,
+        step: DecoderStep,
         state: Input,
         layer: Linear,
         out: Tensor,
@@ -259,7 +259,7 @@ class Runner:
         )  # fmt: skip
 
     def _attend_self(
-        self, step: Step, layer: Layer, state: Input, cache: Tensor, number: int, kept: Tensor | None
+        self, step: DecoderStep, layer: Layer, state: Input, cache: Tensor, number: int, kept: Tensor | None
     ) -> Input:
         kind, width, rows = self.kind(state, layer), self.model.width, step.rows
         adds = self.model.positions_every_layer and number > 0
@@ -277,7 +277,7 @@ class Runner:
         parts = self.attend(step, layer, Input(query), query, cache, step.bases, step.last_visible, layer.self_out)
         return Input(x, parts, layer.self_out.bias, None if layer.normalize_before else layer.self_norm)
 
-    def _attend_source(self, step: Step, layer: Layer, state: Input, cache: Tensor) -> Input:
+    def _attend_source(self, step: DecoderStep, layer: Layer, state: Input, cache: Tensor) -> Input:
         assert layer.cross_out is not None and layer.cross_query is not None
         assert step.source_bases is not None and step.source_ends is not None
         kind = self.kind(state, layer)
@@ -289,7 +289,7 @@ class Runner:
         )  # fmt: skip
         return Input(x, parts, layer.cross_out.bias, None if layer.normalize_before else layer.cross_norm)
 
-    def _feed_forward(self, step: Step, layer: Layer, state: Input) -> Input:
+    def _feed_forward(self, step: DecoderStep, layer: Layer, state: Input) -> Input:
         kind, rows = self.kind(state, layer), step.rows
         x = self.memory.free(rows, state.x)
         inner = self.memory.inner[: rows * layer.fc1.outputs].view(rows, layer.fc1.outputs)
@@ -302,7 +302,7 @@ class Runner:
 
     def attend(
         self,
-        step: Step,
+        step: DecoderStep,
         layer: Layer,
         state: Input,
         new_x_or_query: Tensor,

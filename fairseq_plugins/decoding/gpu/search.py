@@ -12,7 +12,7 @@ from fairseq_plugins.decoding.gpu.batch import TILE, Batch, Sizes
 from fairseq_plugins.decoding.gpu.drafter import Drafter
 from fairseq_plugins.decoding.gpu.kernels import rows, scores
 from fairseq_plugins.decoding.gpu.kernels.constants import Activation, InputKind, OutputKind
-from fairseq_plugins.decoding.gpu.runner import Input, Runner, Step, padded
+from fairseq_plugins.decoding.gpu.runner import DecoderStep, Input, Runner, padded
 from fairseq_plugins.decoding.gpu.vocabulary import Draw, Scores, choose_best, make_scores, score
 from fairseq_plugins.decoding.gpu.weights import Linear, Norm, Transformer
 
@@ -29,7 +29,7 @@ class Encoded:
     """
 
     runner: Runner
-    step: Step
+    step: DecoderStep
     state: Input
     kind: InputKind
     norm: Norm | None
@@ -57,7 +57,7 @@ class Verified:
     """
 
     runner: Runner
-    step: Step
+    step: DecoderStep
     features: Tensor | None
     hidden: Tensor
     predicted: Tensor
@@ -105,7 +105,7 @@ class EncoderRunner:
             PDL=self.runner.pdl, num_warps=4, **self.runner.launch,
         )  # fmt: skip
         # The host writes the sizes before, and they are 0 where no sentence is.
-        step = Step(
+        step = DecoderStep(
             count, TILE, sizes, self.own_slots[:count], begins, self.last_visible[:count],
             self.positions[:count],
         )  # fmt: skip
@@ -241,7 +241,7 @@ class GreedySearch(Search):
             HAS_NORM=bool(norm), STEPS=triton.next_power_of_2(width + 1), WIDTH=padded(model.width),
             PDL=self.runner.pdl, num_warps=4, **self.runner.launch,
         )  # fmt: skip
-        step = Step(
+        step = DecoderStep(
             count, width + 1, self.needed[:places], slots, batch.bases, positions, positions, batch.source_bases,
             batch.source_ends, parts=batch.parts, active_at_first=batch.active[:places],
         )  # fmt: skip
@@ -283,7 +283,7 @@ class GreedySearch(Search):
         return features.flatten(1), {layer: features[:, n] for n, layer in enumerate(self.layers_read)}
 
     def _head(
-        self, step: Step, state: Input, kind: InputKind, norm: Norm | None, hidden: Tensor, new_x: Tensor | None
+        self, step: DecoderStep, state: Input, kind: InputKind, norm: Norm | None, hidden: Tensor, new_x: Tensor | None
     ) -> Input:
         """Launch head 1 of blockwise decoding, a layer with a residual; return the input of the projection."""
         assert self.head is not None and self.wide is not None and self.projected is not None

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.kernels import scores
 from fairseq_plugins.decoding.gpu.kernels.constants import InputKind
-from fairseq_plugins.decoding.gpu.runner import Input, Runner, Step, Tiles, chunks
+from fairseq_plugins.decoding.gpu.runner import DecoderStep, Input, Runner, Tiles, chunks
 from fairseq_plugins.decoding.gpu.weights import Linear, Norm
 
 DRAWN = 1024  # scores that a program reads at a time for --sampling-topk and --sampling-topp
@@ -91,7 +91,7 @@ def make_scores(rows: int, outputs: int, width: int, best: int, device: torch.de
 
 def score(
     runner: Runner,
-    step: Step,
+    step: DecoderStep,
     state: Input,
     kind: InputKind,
     norm: Norm | None,
@@ -144,7 +144,7 @@ def score(
 
 def choose_best(
     runner: Runner,
-    step: Step,
+    step: DecoderStep,
     into: Scores,
     is_limited: bool,
     draw: Draw | None = None,

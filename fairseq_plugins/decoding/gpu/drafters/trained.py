@@ -9,7 +9,7 @@ from fairseq_plugins.decoding.gpu.batch import Batch
 from fairseq_plugins.decoding.gpu.drafter import Drafter
 from fairseq_plugins.decoding.gpu.drafters.path import Path, PathMemory, choose_along, choose_independently
 from fairseq_plugins.decoding.gpu.kernels import rows
-from fairseq_plugins.decoding.gpu.runner import Input, Runner, Step, padded
+from fairseq_plugins.decoding.gpu.runner import DecoderStep, Input, Runner, padded
 from fairseq_plugins.decoding.gpu.search import Encoded, GreedySearch
 from fairseq_plugins.decoding.gpu.vocabulary import choose_best, make_scores, score, tile_of
 from fairseq_plugins.decoding.gpu.weights import Linear, Transformer
@@ -72,7 +72,7 @@ class TrainedDrafter(Drafter):
 
     def run(
         self, batch: Batch, places: int, tokens: int, masks: int, in_block: bool = False, adds: bool = False
-    ) -> tuple[Step, Input]:
+    ) -> tuple[DecoderStep, Input]:
         """Launch the decoder on the last tokens of each sentence and masks; return the rows and their states.
 
         Args:
@@ -98,13 +98,13 @@ class TrainedDrafter(Drafter):
             ADDS=adds, IN_BLOCK=in_block, HAS_TABLE=table is not None, HAS_NORM=bool(norm), WIDTH=padded(model.width),
             PDL=self.runner.pdl, num_warps=4, **self.runner.launch,
         )  # fmt: skip
-        step = Step(
+        step = DecoderStep(
             count, each, batch.active[:places], slots, batch.bases, last, positions, batch.source_bases,
             batch.source_ends, parts=batch.parts,
         )  # fmt: skip
         return step, self.runner.run(step, x, self.cache, self.source_cache)
 
-    def choose(self, batch: Batch, places: int, step: Step, state: Input, skipped: int = 0) -> None:
+    def choose(self, batch: Batch, places: int, step: DecoderStep, state: Input, skipped: int = 0) -> None:
         """Launch the choice of a token for each row but the first `skipped` of a sentence."""
         width = step.per_sentence - skipped
         count, gates = places * width, self.path.gates
