@@ -9,7 +9,8 @@ from fairseq.dataclass.utils import interpret_dc_type
 from fairseq.tasks.translation import TranslationConfig
 
 from fairseq_plugins.decoding import methods
-from fairseq_plugins.decoding.method import flag, plain
+from fairseq_plugins.decoding.method import plain
+from fairseq_plugins.errors import flag
 from fairseq_plugins.shared.parsing import TRAINING_OPTIONS
 from fairseq_plugins.tasks.options import SpecDecConfig
 from tests import generation_options

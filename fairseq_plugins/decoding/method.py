@@ -160,11 +160,6 @@ def option(default: Any, help: str | None = None, ignored_by_other_methods: bool
     return field(default=default, metadata={} if help is None else metadata)
 
 
-def flag(name: str) -> str:
-    """Return the command-line option of a field."""
-    return "--" + name.replace("_", "-")
-
-
 def plain(value: Any) -> Any:
     """Return a value of the task's configuration, an enumeration as text."""
     return str(value) if isinstance(value, Enum) else value

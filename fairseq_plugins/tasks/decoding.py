@@ -1,4 +1,4 @@
-"""Build the generator of `--decoder` for a task, with the settings of the task's own generator."""
+"""Build the generator of `--decoder` for a task, with the settings of the task's own generator; find its drafter."""
 
 import logging
 from argparse import Namespace
@@ -12,8 +12,10 @@ from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretra
 from torch import nn
 
 from fairseq_plugins.checkpoint.compact_weights import restore
+from fairseq_plugins.checkpoint.loading import build_model, read_checkpoint, unwrap
+from fairseq_plugins.checkpoint.mapped_weights import TakeWeights
 from fairseq_plugins.checkpoint.session import options_of
-from fairseq_plugins.checkpoint.settings import check_settings
+from fairseq_plugins.checkpoint.settings import check_settings, model_name
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import choose_backend
 from fairseq_plugins.decoding.checks import check_finite, check_fit, check_task_options
@@ -35,7 +37,6 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.process.ending import close_with
 from fairseq_plugins.shared.files import destination
-from fairseq_plugins.tasks.drafter import drafter_in, load_drafter
 from fairseq_plugins.tasks.drafts import LineNumbers, TaskDrafts
 from fairseq_plugins.tasks.own_generator import (
     check_own,
@@ -334,6 +335,32 @@ def with_args(task: Any) -> Any:
     if isinstance(task, TranslationFromPretrainedBARTTask) and not hasattr(task, "args"):
         task.args = task.cfg
     return task
+
+
+def drafter_in(model: nn.Module) -> BlockNat | None:
+    """Return the drafter inside of fairseq's wrappers for distributed training, None for other models."""
+    model = unwrap(model)
+    return model if isinstance(model, BlockNat) else None
+
+
+def load_drafter(path: str, verifier: nn.Module, task: Any) -> BlockNat:
+    """Load a drafter for a verifier; raise ConfigurationError if they do not fit each other."""
+    option = "--drafter-path"
+    state, cfg = read_checkpoint(path, option)
+    if model_name(cfg).startswith("block_nat"):
+        if getattr(cfg, "tune_verifier", False):
+            remedy = "part them with python -m train_scripts.tools split-verifier, and decode with both"
+            raise ConfigurationError(option, path, "holds a verifier of its own ({--tune-verifier})", remedy)
+        try:
+            # Before it is built: its options name layers and widths of its own verifier.
+            BlockNat.check_verifier(state["model"], cfg, verifier)
+        except ValueError as error:
+            remedy = "give the verifier that it was trained with as {--path}, or train a drafter for this one"
+            raise ConfigurationError(option, path, f"{error} than {{--path}}", remedy) from error
+    with TakeWeights():
+        drafter = build_model(state, cfg, path, task, option, required=BlockNat, verifier=verifier)
+    assert isinstance(drafter, BlockNat)
+    return drafter
 
 
 def native_weights(cfg: Any, batch_invariant: bool = False) -> NativeWeights | None:

@@ -18,18 +18,17 @@ from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import choose_backend
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.method import MethodContext, flag
+from fairseq_plugins.decoding.method import MethodContext
 from fairseq_plugins.decoding.native.backend import NativeBackend
 from fairseq_plugins.decoding.recording.stats import DecodingStats
 from fairseq_plugins.decoding.reference.arithmetic import without_cudnn_attention
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.trained_drafter import store_survival
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, flag
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 from fairseq_plugins.shared.workers import check_trains_together, find_worker
-from fairseq_plugins.tasks.decoding import DecodesWithDrafts, native_weights
-from fairseq_plugins.tasks.drafter import drafter_in
+from fairseq_plugins.tasks.decoding import DecodesWithDrafts, drafter_in, native_weights
 from fairseq_plugins.tasks.own_generator import generator_like
 
 _DEFAULT_BLOCK_SIZE = 25

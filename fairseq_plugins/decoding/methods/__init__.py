@@ -5,8 +5,8 @@ from dataclasses import Field, field, fields, make_dataclass
 from importlib import import_module
 from typing import Any
 
-from fairseq_plugins.decoding.method import MethodOptions, MethodSpec, flag, plain
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.decoding.method import MethodOptions, MethodSpec, plain
+from fairseq_plugins.errors import ConfigurationError, flag
 
 
 def _discover() -> list[MethodSpec]:

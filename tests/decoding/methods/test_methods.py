@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from fairseq_plugins.decoding import methods
-from fairseq_plugins.decoding.method import MethodSpec, flag, plain
+from fairseq_plugins.decoding.method import MethodSpec, plain
 from fairseq_plugins.decoding.methods import DECODERS, METHODS
-from fairseq_plugins.errors import ConfigurationError, on_command_line
+from fairseq_plugins.errors import ConfigurationError, flag, on_command_line
 from fairseq_plugins.tasks.options import SpecDecConfig
 
 CONFIG = {declared.name: declared for declared in fields(SpecDecConfig)}
