@@ -172,5 +172,6 @@ def configure(generator: Any, search: CallSearch) -> None:
     """Set the options of a call in a generator."""
     search.suppressed.set_in(generator)
     generator.samples, generator.seed = search.beam if search.samples else 0, search.seed
+    generator.most_aligned = search.num_hypotheses
     for name, value in search.options.items():
         setattr(generator, _ATTRIBUTES.get(name, name), not value if name == "unnormalized" else value)

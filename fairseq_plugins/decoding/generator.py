@@ -89,6 +89,8 @@ class DraftVerifyGenerator(SequenceGenerator):
         self.active_sentences = active_sentences
         self.samples, self.seed = samples, seed
         self.extract_alignment = extract_alignment
+        # Hypotheses of a sentence that get an alignment, the best ones; None for all, as fairseq's have.
+        self.most_aligned: int | None = None
         self.begin_suppressed = begin_suppressed
         # Numbers the sentences of batches without `id`.
         self.number: Callable[[dict[str, Any]], dict[str, Any]] | None = None
@@ -181,7 +183,8 @@ class DraftVerifyGenerator(SequenceGenerator):
                         output.score = torch.full_like(output.score, -torch.inf)
         hypotheses = self.hypotheses(decoded.outputs)
         if self.extract_alignment is not None:
-            align(self.model.models, sample, hypotheses, self.extract_alignment, (self.pad, self.eos), first_token)
+            best = [of_sentence[: self.most_aligned] for of_sentence in hypotheses]
+            align(self.model.models, sample, best, self.extract_alignment, (self.pad, self.eos), first_token)
         self._record(sample, decoded.emitted, hypotheses, time.perf_counter() - started)
         if self.trace is not None:
             self.trace.write(sample, hypotheses, has_prefix=has_prefix)

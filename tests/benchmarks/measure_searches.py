@@ -34,6 +34,7 @@ def searches(sources: list[str], references: list[str], count: int = 461, size: 
         language_model = str(write_language_model(Path(folder), SMALL / "dict.de.txt", 256))
         cases: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "alignments (hard)": ({}, {"alignments": True}),
+            "alignments (hard) of the best output": ({}, {"alignments": True, "num_hypotheses": 1}),
             "constraints, ordered": ({}, {"constraints": phrases}),
             "constraints, unordered": (
                 {}, {"constraints": [one[::-1] for one in phrases], "constraint_order": "unordered"}
@@ -79,7 +80,7 @@ def compare(
     unstable = sum(hypotheses(one) != hypotheses(both[n][1]) for n, one in zip(others, alone, strict=True))
     ties = f" (near ties: fairseq's own differ alone in {unstable} of the other {len(others)})" if others else ""
     row(
-        name, f"best outputs of {best} of {len(texts)}, all 5 hypotheses of {len(texts) - len(others)}{ties}",
+        name, f"best outputs of {best} of {len(texts)}, all hypotheses of {len(texts) - len(others)}{ties}",
         f"batches of {size}: {min(times['theirs']) / min(times['ours']):.1f} times fairseq's speed"
         + (f"; of our time {', '.join(shares)}" if shares else ""),
     )  # fmt: skip
@@ -126,7 +127,7 @@ def in_batches(own: Model, texts: list[list[str]], size: int, options: dict[str,
     for begin in range(0, len(order), size):
         numbers = order[begin : begin + size]
         given = of_numbers(options, numbers)
-        found |= zip(numbers, own.translate_batch([texts[n] for n in numbers], **plain, **given), strict=True)
+        found |= zip(numbers, own.translate_batch([texts[n] for n in numbers], **{**plain, **given}), strict=True)
     return [found[number] for number in range(len(texts))]
 
 

@@ -1,6 +1,7 @@
 """Alignments: those of fairseq for the same hypotheses."""
 
 from argparse import Namespace
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.models.transformer_align import TransformerAlignModel
 
 import fairseq_plugins
+from fairseq_plugins.decoding import generator
+from fairseq_plugins.decoding.reference.alignment import align
 from tests.errors import error_about
 from tests.support import REPOSITORY, make_sample, make_task, make_transformer
 
@@ -24,8 +27,8 @@ def test_alignments_are_fairseqs(kind: str, decoder: str, beam: int, reads_all: 
     sample, found = make_sample(task, [3, 9, 5, 1]), {}
     for name in ("beam", decoder):
         task.cfg.decoding_method = name
-        generator = task.build_generator(models, Namespace(beam=beam, print_alignment=kind, max_len_b=12))
-        found[name] = task.inference_step(generator, models, sample)
+        own = task.build_generator(models, Namespace(beam=beam, print_alignment=kind, max_len_b=12))
+        found[name] = task.inference_step(own, models, sample)
     for ours, theirs in zip(found[decoder], found["beam"], strict=True):
         for one, other in zip(ours, theirs, strict=True):
             assert torch.equal(one["tokens"], other["tokens"])
@@ -48,11 +51,25 @@ def test_api_gives_the_source_subword_of_each_target_subword() -> None:
     assert model.translate(text, return_scores=True).alignment is None
 
 
+def test_api_aligns_only_hypotheses_that_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    aligned: list[list[int]] = []
+
+    def counted(models: Any, sample: Any, hypotheses: list[list[Any]], *more: Any) -> None:
+        aligned.append([len(of_sentence) for of_sentence in hypotheses])
+        align(models, sample, hypotheses, *more)
+
+    monkeypatch.setattr(generator, "align", counted)
+    model = fairseq_plugins.load(REPOSITORY / "checkpoints" / "cldr.en-de", decoder="fast-beam", device="cpu")
+    found = model.translate(["in 3 months", "week"], beam=3, num_hypotheses=2, return_scores=True, alignments=True)
+    assert aligned == [[2, 2]]
+    assert all(one.alignment is not None for each in found for one in (each, *each.alternatives))
+
+
 def test_models_without_attention_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     task = make_task(40, decoding_method="greedy")
     model = make_transformer(task, 3)
     without = lambda *_, **__: (torch.zeros(1), {"attn": [None]})  # noqa: E731
     monkeypatch.setattr(TransformerDecoderBase, "extract_features", without)
-    generator = task.build_generator([model], Namespace(print_alignment="hard"))
+    own = task.build_generator([model], Namespace(print_alignment="hard"))
     with error_about("--print-alignment", "the model has no attention"):
-        generator.generate([model], make_sample(task, [3]))
+        own.generate([model], make_sample(task, [3]))
