@@ -29,7 +29,6 @@ TOOLS = {
     "recombine": "recombine.write",
     "reuse-table": "tables.reuse",
     "short-table": "tables.short",
-    "size-options": "models.size_options",
     "split-verifier": "models.split_verifier",
     "super-resolution-images": "super_resolution.draw_outputs",
     "super-resolution-patches": "super_resolution.write_patches",

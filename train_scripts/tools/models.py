@@ -75,20 +75,6 @@ def split_verifier(tuned: Path, before: Path, verifier: Path, drafter: Path) -> 
         write_checkpoint(target, to_half(checkpoint), option)
 
 
-def size_options(model: Path) -> str:
-    """Return the options of fairseq-train for a Transformer of the same sizes, one a line.
-
-    Args:
-        model: checkpoint of the Transformer.
-    """
-    sizes = vars(read_checkpoint(str(model), "model")[1])
-    return "\n".join(
-        f"--{part}-{name.replace('_', '-')} {sizes[f'{part}_{name}']}"
-        for part in ("encoder", "decoder")
-        for name in ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")
-    )
-
-
 def model_options(model: Path) -> str:
     """Return the options of fairseq-train for a Transformer that can load these weights, one a line.
 
@@ -102,7 +88,12 @@ def model_options(model: Path) -> str:
         *("no_scale_embedding", "no_token_positional_embeddings"),
     )
     given = [f"--{flag.replace('_', '-')}" for flag in flags if of_model.get(flag)]
-    return "\n".join([size_options(model), f"--activation-fn {of_model['activation_fn']}", *given])
+    sizes = [
+        f"--{part}-{name.replace('_', '-')} {of_model[f'{part}_{name}']}"
+        for part in ("encoder", "decoder")
+        for name in ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")
+    ]
+    return "\n".join([*sizes, f"--activation-fn {of_model['activation_fn']}", *given])
 
 
 def count_updates(data: Path, *, languages: tuple[str, str], epochs: float, tokens: int) -> int:
