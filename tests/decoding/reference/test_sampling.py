@@ -8,6 +8,8 @@ import torch
 from fairseq.models.transformer import TransformerModel
 from fairseq.search import Sampling as FairseqSampling
 from fairseq.sequence_generator import SequenceGenerator
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.native.model import NativeWeights
 from fairseq_plugins.decoding.reference.encoder import FusedEncoder
@@ -17,6 +19,7 @@ from fairseq_plugins.decoding.reference.sampling import Sampling
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.decoding.reference.drafters.test_vocabulary import counted
+from tests.strategies import SOURCES, UNSHRUNK, example_count
 from tests.support import Options, decode, ids, make_drafter, make_sample, make_task, make_transformer
 
 BACKENDS = {"torch": Engine(batch_invariant=True), "native": NativeWeights(batch_invariant=True)}
@@ -122,6 +125,45 @@ def test_samples_of_a_sentence_are_those_of_batches_of_one(backend: str) -> None
         alone = {**sample, "id": sample["id"][row : row + 1], "net_input": inputs}
         (found,), _ = decode([model], task, alone, Options("greedy"), **options)
         assert [each["tokens"].tolist() for each in found] == [each["tokens"].tolist() for each in whole[row]]
+
+
+@settings(UNSHRUNK, max_examples=example_count(10))
+@given(
+    sources=SOURCES,
+    sampling=st.builds(
+        Sampling,
+        st.sampled_from([0, 0, 2, 7]),
+        st.sampled_from([0.0, 0.0, 0.6, 0.95]),
+        st.sampled_from([0.5, 1.0, 1.5]),
+    ),
+    size=st.integers(1, 4),
+    seed=st.integers(0, 2**40),
+)
+def test_samples_depend_on_nothing_else(sources: list[int], sampling: Sampling, size: int, seed: int) -> None:
+    """Neither on drafts, batches, threads, nor the backend."""
+    task = make_task(40)
+    model, sample = make_transformer(task, 3), make_sample(task, sources)
+    sample["id"] = torch.arange(len(sources)) * 1000
+    drafter = make_drafter(task, 4, 4, verifier=model, drafter_context="features", transition_rank=4)
+
+    def drawn(how: Options, backend: str, width: int, threads: int) -> list[list[int]]:
+        torch.set_num_threads(threads)
+        found: list[list[int]] = []
+        for begin in range(0, len(sources), width):
+            rows = slice(begin, begin + width)
+            inputs = {name: value[rows] for name, value in sample["net_input"].items()}
+            outputs, _ = decode(
+                [model], task, {**sample, "id": sample["id"][rows], "net_input": inputs}, how,
+                drafter if how.spec.name == "gad" else None, engine=BACKENDS[backend], sampling=sampling, seed=seed,
+                temperature=sampling.temperature, **LIMITS,
+            )  # fmt: skip
+            found += ids(outputs)
+        return found
+
+    expected = drawn(Options("greedy"), "native", len(sources), 1)
+    assert drawn(Options("gad"), "native", size, 2) == expected
+    assert drawn(Options("gs-jacobi", 3), "native", len(sources), 3) == expected
+    assert drawn(Options("gad"), "torch", size, 1) == expected
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
