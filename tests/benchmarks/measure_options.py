@@ -11,8 +11,8 @@ import argparse
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,13 @@ def distribution(*_: list[str], count: int = 100_000) -> None:
             )  # fmt: skip
 
 
+def batched(values: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    """Yield lists of up to `size` values."""
+    left = iter(values)
+    while batch := list(islice(left, size)):
+        yield batch
+
+
 @torch.no_grad()
 def probabilities(
     verifier: Any,
@@ -123,31 +130,30 @@ def probabilities(
     """Return the probability of each output by fairseq's own model; outputs end with EOS, forced after `longest`."""
     encoded = verifier.encoder(source[None], torch.tensor([len(source)]))
     topk, topp = options.get("sampling_topk", 0), options.get("sampling_topp", 0.0)
-
-    @cache
-    def after(prefix: tuple[int, ...]) -> torch.Tensor:
-        """Return the probabilities of the next token."""
-        logits = verifier.decoder(torch.tensor([[target.eos(), *prefix]]), encoder_out=encoded)[0][0, -1].double()
-        log_probs = (logits / options.get("temperature", 1.0)).log_softmax(-1)
-        log_probs[target.pad()] = -torch.inf
-        if not prefix:
-            log_probs[target.eos()] = -torch.inf
-        ordered = log_probs.sort(descending=True)
-        kept = len(log_probs)
-        if topp:
-            kept = int((ordered.values.exp().cumsum(0) < topp).sum()) + 1
-        elif topk:
-            kept = topk
-        allowed = torch.zeros_like(log_probs).scatter_(0, ordered.indices[:kept], ordered.values[:kept].exp())
-        return allowed / allowed.sum()
-
-    found = {}
-    for output in outputs:
-        steps = [*output, *([target.eos()] if len(output) < longest else [])]
-        value = 1.0
-        for position, token in enumerate(steps):
-            value *= float(after(tuple(steps[:position]))[token])
-        found[output] = value
+    steps = {output: (*output, target.eos())[:longest] for output in outputs}
+    found = dict.fromkeys(outputs, 1.0)
+    for length in range(longest):
+        by_prefix: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+        for output, tokens in steps.items():
+            if len(tokens) > length:
+                by_prefix.setdefault(tokens[:length], []).append(output)
+        for prefixes in batched(by_prefix, 500):
+            inputs = torch.tensor([[target.eos(), *prefix] for prefix in prefixes])
+            rows = verifier.encoder.reorder_encoder_out(encoded, torch.zeros(len(prefixes), dtype=torch.long))
+            logits = verifier.decoder(inputs, encoder_out=rows)[0][:, -1].double()
+            log_probs = (logits / options.get("temperature", 1.0)).log_softmax(-1)
+            log_probs[:, target.pad()] = -torch.inf
+            if length == 0:
+                log_probs[:, target.eos()] = -torch.inf
+            ordered = log_probs.exp().sort(descending=True)
+            kept = torch.full((len(prefixes), 1), topk or log_probs.size(1))
+            if topp:
+                kept = (ordered.values.cumsum(1) < topp).sum(1, keepdim=True) + 1
+            values = ordered.values * (torch.arange(log_probs.size(1)) < kept)
+            allowed = torch.zeros_like(log_probs).scatter_(1, ordered.indices, values / values.sum(1, keepdim=True))
+            for of_prefix, prefix in zip(allowed, prefixes, strict=True):
+                for output in by_prefix[prefix]:
+                    found[output] *= float(of_prefix[steps[output][length]])
     return found
 
 

@@ -3,6 +3,7 @@
 Speeds are ratios of processor time, which other programs do not change; the programs use one thread.
 """
 
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -31,7 +32,11 @@ def searches(sources: list[str], references: list[str], count: int = 461, size: 
     # Up to two phrases of each reference, in the order in which it has them: words 2 to 3, and the last one.
     phrases = [phrases_of(one) for one in words]
     with TemporaryDirectory() as folder:
+        # fairseq reads the dictionary of the language model in the folder of the model.
+        for name in ("dict.en.txt", "dict.de.txt", "subwords.model", "verifier.pt"):
+            shutil.copy(SMALL / name, folder)
         language_model = str(write_language_model(Path(folder), SMALL / "dict.de.txt", 256))
+        languages = {"folder": Path(folder), "source_lang": "en", "target_lang": "de"}
         cases: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "alignments (hard)": ({}, {"alignments": True}),
             "alignments (hard) of the best output": ({}, {"alignments": True, "num_hypotheses": 1}),
@@ -42,7 +47,9 @@ def searches(sources: list[str], references: list[str], count: int = 461, size: 
             "diverse beams, 5 groups": ({"diverse_beam_groups": 5}, {}),
             "diverse siblings, rate 0.5": ({"diversity_rate": 0.5}, {}),
             "lengths of sources": ({"match_source_len": True}, {}),
-            "a random language model, weight 0.2": ({"lm_path": language_model, "lm_weight": 0.2}, {}),
+            "a random language model, weight 0.2": (
+                {"lm_path": language_model, "lm_weight": 0.2, **languages}, {}
+            ),
             "suppressed tokens": ({}, {"suppress_tokens": ["\u2581Ein", "\u2581ein", "."]}),
         }  # fmt: skip
         for name, (of_load, of_call) in cases.items():
@@ -78,7 +85,9 @@ def compare(
     best = sum(one.tokens == other.tokens for one, other in both)
     alone = in_batches(theirs, [texts[n] for n in others], 1, of_numbers(of_call, others))
     unstable = sum(hypotheses(one) != hypotheses(both[n][1]) for n, one in zip(others, alone, strict=True))
-    ties = f" (near ties: fairseq's own differ alone in {unstable} of the other {len(others)})" if others else ""
+    gap = max((abs(a - b) for n in others for a, b in zip(*map(scores, both[n]), strict=True)), default=0.0)
+    ties = f"; of the other {len(others)}, fairseq's own differ alone in {unstable}, scores by {gap:.0e}"
+    ties = ties if others else ""
     row(
         name, f"best outputs of {best} of {len(texts)}, all hypotheses of {len(texts) - len(others)}{ties}",
         f"batches of {size}: {min(times['theirs']) / min(times['ours']):.1f} times fairseq's speed"
@@ -105,6 +114,11 @@ def timed(owner: type, name: str) -> Iterator[list[float]]:
 def hypotheses(one: Translation) -> tuple[Any, ...]:
     """Return the tokens of all hypotheses, and the alignment of the best."""
     return one.alignment, *(each.tokens for each in (one, *one.alternatives))
+
+
+def scores(one: Translation) -> list[float]:
+    """Return the scores of all hypotheses."""
+    return [each.score for each in (one, *one.alternatives)]
 
 
 def single_searches(sources: list[str], references: list[str]) -> None:

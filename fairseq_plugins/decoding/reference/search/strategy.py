@@ -61,8 +61,10 @@ class SearchStrategy:
     def add_language_model(self, state: DecodingState, log_probs: Tensor) -> None:
         """Add the weighted log-probabilities of the language model to log-probabilities [R, V], in place."""
         if self.lm_model is not None:
-            output = self.lm_model(hypotheses(state))
-            scores = self.lm_model.get_normalized_probs(output, log_probs=True, sample=None)
+            output, *others = self.lm_model(hypotheses(state))
+            # fairseq normalises the scores of all positions, of which it reads the last.
+            last = output[:, -1:], *others
+            scores = self.lm_model.get_normalized_probs(last, log_probs=True, sample=None)
             log_probs += scores[:, -1, :] * self.lm_weight
 
     def candidates(self, state: DecodingState, log_probs: Tensor, before: Tensor) -> Candidates:
