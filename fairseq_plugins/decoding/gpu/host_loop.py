@@ -31,6 +31,7 @@ PLACES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
 AHEAD = 4
 # Free places are filled once they are a quarter of all: each filling runs the encoder.
 _REFILL_SHARE = 4
+_LOST = "an iteration emitted no token of a sentence, or more than it may have"
 _EOS_FORBIDDEN = "EOS is forbidden at the maximum length"
 
 # Places, length of drafts, parts of attention, whether tokens are drawn, and whether from some only.
@@ -189,7 +190,8 @@ class HostLoop:
         batch.set_limits(1, 3, -1)
         batch.place_limits.copy_(torch.tensor([1, 3, -1, 0, self.max_len, 0, 0, 0], dtype=torch.int32))
         batch.penalties.copy_(torch.tensor([0.0, 1.0, 0.0]))
-        batch.source_ends[:places] = min(23, self.search.sizes.sources - 1)
+        batch.source_lengths[:places] = source = min(24, self.search.sizes.sources)
+        batch.source_ends[:places] = source - 1
         times = []
         for _ in range(5):
             batch.lengths[:places] = min(8, self.max_len)
@@ -321,15 +323,19 @@ class HostLoop:
         for sentence, (emitted, accepted, drafted, has_ended, error) in zip(
             flight.owners, flight.status.tolist(), strict=True
         ):
-            if sentence is None or sentence.error is not None or not emitted:
+            if sentence is None or sentence.has_ended:
                 continue
             changed.append(sentence)
+            sentence.emitted.append(emitted)
+            sentence.length += emitted
             if error:
                 is_eos = error == EOS_IS_FORBIDDEN.value
                 sentence.error = EosForbidden(_EOS_FORBIDDEN) if is_eos else RuntimeError(NAN_SCORES)
-            sentence.emitted.append(emitted)
-            sentence.length += emitted
-            sentence.drafted, sentence.accepted, sentence.has_ended = drafted, accepted, bool(has_ended or error)
+            elif not emitted or sentence.length > sentence.max_len + 1:
+                # Without this, a fault of a kernel would be a loop without an end.
+                sentence.error = RuntimeError(_LOST)
+            ended = has_ended or sentence.error is not None
+            sentence.drafted, sentence.accepted, sentence.has_ended = drafted, accepted, bool(ended)
             if self.policy is not None and flight.width:
                 self.policy.count(drafted, accepted)
         return changed

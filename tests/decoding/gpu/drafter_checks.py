@@ -229,6 +229,21 @@ def widths() -> None:
     torch.testing.assert_close(*(cache[:, : min(sizes)] for cache in caches))
 
 
+def no_numbers() -> None:
+    """Drafts of a drafter whose scores are not numbers are tokens, which the verifier rejects."""
+    model, how, sample = make_transformer(TASK, 1, **SMALL), Options("greedy"), make_sample(TASK, [3])
+    limits = Constraints(pad=PAD, unk=UNK, eos=EOS, max_len=4)
+    expected = NativeBackend(how.spec, how.options, how.context([model], None, TASK)).decode(sample, limits, EOS)
+    how = Options("gad", fixed_width=True)
+    for rank in (0, 3):
+        sizes = {"drafter_context": "features", "transition_rank": rank, "transition_state": rank, **SMALL}
+        drafter = make_drafter(TASK, 10, 3, verifier=model, **sizes)
+        nn.init.constant_(drafter.decoder.layers[0].fc2.bias, torch.nan)
+        backend = GpuBackend(how.spec, how.options, how.context([model], drafter, TASK), active_sentences=1)
+        found = backend.decode(sample, limits, EOS)
+        assert found.outputs[0][0].tokens.tolist() == expected.outputs[0][0].tokens.tolist()
+
+
 def short_drafts() -> None:
     """Tiles whose rows are all beyond the drafts are not computed."""
     how, sample = Options("iad", iad_lookup="recent"), make_sample(TASK, [18])
@@ -250,7 +265,7 @@ def prefixes() -> None:
 
 CHECKS: dict[str, Callable[[], None]] = {
     check.__name__: check
-    for check in (copies, copying_methods, jacobi, heads, rules, tokens, fallback, widths, short_drafts, prefixes)
+    for check in (copies, copying_methods, jacobi, heads, rules, tokens, fallback, widths, no_numbers, short_drafts, prefixes)
 }
 
 

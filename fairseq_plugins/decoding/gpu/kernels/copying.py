@@ -5,7 +5,7 @@ import triton.language as tl
 
 from fairseq_plugins.decoding.gpu.kernels.constants import EOS, NEAREST, RECENT, TOKENS, UNIQUE
 from fairseq_plugins.decoding.gpu.kernels.drafts import most_drafted, write_draft
-from fairseq_plugins.decoding.gpu.kernels.layers import wait
+from fairseq_plugins.decoding.gpu.kernels.layers import before_overwriting, wait
 
 # For NEAREST, a matching token outweighs a shift by this many positions.
 MATCH_WEIGHT = tl.constexpr(8)
@@ -124,6 +124,7 @@ def copy_draft(
             end_of_text = tl.where(highest > best_of_text, first_end, end_of_text)
             best_of_text = tl.maximum(best_of_text, highest)
         if LOOKUP == NEAREST:
+            before_overwriting()
             tl.store(shifts + sentence * end_stride + number, end_of_text - length)
             begin += text_length
     if LOOKUP == UNIQUE:

@@ -22,7 +22,7 @@ from fairseq_plugins.decoding.gpu.kernels.constants import (
     STATUS,
     TOKENS,
 )
-from fairseq_plugins.decoding.gpu.kernels.layers import wait
+from fairseq_plugins.decoding.gpu.kernels.layers import before_overwriting, best_of, wait
 from fairseq_plugins.decoding.gpu.kernels.rows import forced_token, store_input, store_limits
 
 
@@ -123,7 +123,7 @@ def best_continuations(
     head = tl.load(best_scores + at * BEST, mask=is_tile, other=float("-inf"))
     taken = tl.zeros((TILES,), tl.int32)
     for rank in range(COUNT):
-        score, index = tl.max(head, 0, return_indices=True, return_indices_tie_break_left=True)
+        score, index = best_of(head, 0, tiles)
         is_chosen = tile == index
         place = tl.minimum(tl.sum(tl.where(is_chosen, taken, 0), 0), BEST - 1)
         tl.store(scores + row * COUNT + rank, score)
@@ -271,6 +271,7 @@ def advance_beams(
         tl.store(ended_log_probs + last, log_prob, is_stored)
         tl.store(ended_scores + to, best, is_stored)
         tl.store(ended_lengths + to, tl.zeros_like(to) + length + 1, is_stored)
+    before_overwriting()
     tl.store(num_ended + sentence, count)
     is_last = length >= max_len
     is_finished = (outputs > 0) & (is_last | (count == BEAM))

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from fairseq_plugins.decoding.gpu.kernels.constants import PAD, TOKENS
 from fairseq_plugins.decoding.gpu.kernels.drafts import most_drafted
-from fairseq_plugins.decoding.gpu.kernels.layers import wait
+from fairseq_plugins.decoding.gpu.kernels.layers import before_overwriting, wait
 
 
 @triton.jit
@@ -113,7 +113,7 @@ def keep_predictions(
             is_last = tl.max(is_again.to(tl.int32), 1) == 0
             value = tl.load(own + at, mask=is_row, other=0)
             tl.store(pool + sentence * pool_size + token, value, is_row & is_last & (token < pool_size))
-            tl.debug_barrier()
+            before_overwriting()
 
 
 @triton.jit

@@ -36,6 +36,22 @@ def wait(PDL: tl.constexpr):
 
 
 @triton.jit
+def before_overwriting():
+    """Let all warps of a program read what it is going to overwrite: they are not in step."""
+    tl.debug_barrier()
+
+
+@triton.jit
+def best_of(values, axis: tl.constexpr, count):
+    """Return the highest value along an axis, the first of equal ones, and its index, which is below `count`.
+
+    Among values that are not numbers, a GPU finds any index, also one of the padding.
+    """
+    best, index = tl.max(values, axis, return_indices=True, return_indices_tie_break_left=True)
+    return best, tl.minimum(index, count - 1)
+
+
+@triton.jit
 def is_live(active, row, rows, per_sentence):
     """Return whether one of these rows is needed: `active` has the number of the first rows that are, by sentence."""
     needed = tl.load(active + row // per_sentence, mask=row < rows, other=0)

@@ -114,27 +114,32 @@ def verified_rows(
         return
     limits += sentence * TOKENS
     length = tl.load(lengths + sentence)
-    count = tl.load(num_drafted + sentence)
     pad, prefix_width = tl.load(limits + PAD), tl.minimum(tl.load(limits + PREFIX), tl.load(limits + MAX_LEN))
     position = length + step
-    token = tl.load(tokens + sentence * columns + length)
     own_draft, own_prefix = draft + sentence * draft_stride, prefix + sentence * prefix_stride
-    if step > 0:
-        token = tl.load(own_draft + tl.minimum(step - 1, draft_stride - 1))
-    if length < prefix_width:
-        # What the prefix forces is the draft, and at the beginning nothing else is. Every row finds that out by itself.
+    # What the prefix forces is the draft, and at the beginning nothing else is. Every row finds that out by itself, and
+    # then reads no draft, since the first row writes its length.
+    is_forced = length < prefix_width
+    number = 0
+    if is_forced:
         more = tl.arange(0, STEPS)
         given = tl.load(own_prefix + length + more, mask=length + more < prefix_width, other=-1)
         number = tl.min(tl.where((given < 0) | (given == pad), more, STEPS), 0)
         number = tl.minimum(number, per_sentence - 1)
-        if (length == 0) | (number > 0):
-            count = number
-            if step > 0:
-                token = tl.load(own_prefix + position - 1, mask=step <= count, other=0)
-            tl.store(own_draft + step, tl.load(own_prefix + position, mask=step < count, other=0), step < count)
-            tl.store(num_drafted + sentence, count, step == 0)
+        is_forced = (length == 0) | (number > 0)
+    if is_forced:
+        count = number
+        own = tl.load(own_prefix + position - 1, mask=(step > 0) & (step <= count), other=0)
+        following = tl.load(own_prefix + position, mask=step < count, other=-1)
+        tl.store(own_draft + step, following, step < count)
+        tl.store(num_drafted + sentence, count, step == 0)
+    else:
+        count = tl.load(num_drafted + sentence)
+        own = tl.load(own_draft + step - 1, mask=(step > 0) & (step <= count), other=0)
+        following = tl.load(own_draft + step, mask=step < count, other=-1)
     tl.store(needed + sentence, count + 1, step == 0)
-    token = tl.where(step > count, pad, token)
+    first = tl.load(tokens + sentence * columns + length)
+    token = tl.where(step > count, pad, tl.where(step == 0, first, own))
     values = tl.load(embedding + token.to(tl.int64) * width + column, mask=ok, other=0.0).to(tl.float32) * scale
     store_input(
         values, position, x, row, x_stride, table, table_size, norm_weight, norm_bias, column, width, eps, HAS_TABLE,
@@ -145,8 +150,7 @@ def verified_rows(
     slot = tl.load(bases + sentence) + position
     tl.store(slots + row, tl.where(step <= count, slot, -1))
     alone = store_limits(own_prefix, limits, only, row_limits, row, position)
-    next_token = tl.load(own_draft + step, mask=step < count, other=-1)
-    tl.store(watched + row, tl.where(alone >= 0, alone, next_token))
+    tl.store(watched + row, tl.where(alone >= 0, alone, following))
 
 
 @triton.jit

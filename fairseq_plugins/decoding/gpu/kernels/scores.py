@@ -20,7 +20,7 @@ from fairseq_plugins.decoding.gpu.kernels.constants import (
     UNK_PENALTY,
 )
 from fairseq_plugins.decoding.gpu.kernels.drawing import drawn_token
-from fairseq_plugins.decoding.gpu.kernels.layers import is_live, product, wait
+from fairseq_plugins.decoding.gpu.kernels.layers import before_overwriting, best_of, is_live, product, wait
 from fairseq_plugins.decoding.gpu.kernels.noise import noise
 
 
@@ -137,12 +137,12 @@ def vocabulary(
             position = tl.load(lengths + sentence, mask=is_row, other=0) + row % scored
             total += noise(keys, sentence[:, None], position[:, None], token[None, :], is_row[:, None])
         for rank in tl.static_range(BEST):
-            score, index = tl.max(total, 1, return_indices=True, return_indices_tie_break_left=True)
+            score, index = best_of(total, 1, OUTPUTS)
             tl.store(best_scores + at * BEST + rank, score, is_row)
             if DRAWS:
                 is_best = tl.arange(0, OUTPUTS)[None, :] == index[:, None]
                 tl.store(drawn_scores + at, tl.sum(tl.where(is_best, scores, 0.0), 1), is_row)
-            tl.store(best_tokens + at * BEST + rank, tile * OUTPUTS + index, is_row)
+            tl.store(best_tokens + at * BEST + rank, tl.minimum(tile * OUTPUTS + index, outputs - 1), is_row)
             total = tl.where(tl.arange(0, OUTPUTS)[None, :] == index[:, None], float("-inf"), total)
 
 
@@ -200,7 +200,7 @@ def best_tokens(
         )  # fmt: skip
     else:
         scores = tl.load(best_scores + at * BEST, mask=is_tile, other=float("-inf"))
-        score, index = tl.max(scores, 0, return_indices=True, return_indices_tie_break_left=True)
+        score, index = best_of(scores, 0, tiles)
         token = tl.load(best_tokens + (row * tiles + index) * BEST)
         if DRAWS:
             score = tl.load(drawn_scores + row * tiles + index)
@@ -303,6 +303,7 @@ def accept(
     tl.store(log_probs + to, log_prob, is_emitted)
     has_ended = first_end < STEPS
     is_nan = tl.max((is_emitted & (log_prob != log_prob)).to(tl.int32), 0)
+    before_overwriting()
     tl.store(lengths + sentence, length + number)
     tl.store(active + sentence, tl.where(has_ended | (is_nan > 0), 0, ALL_ROWS))
     tl.store(emitted + sentence, number)

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from fairseq_plugins.decoding.gpu.kernels.constants import EOS, MAX_LEN, TEMPERATURE, TOKENS, TOPK, TOPP
 from fairseq_plugins.decoding.gpu.kernels.drawing import drawn_token
-from fairseq_plugins.decoding.gpu.kernels.layers import wait
+from fairseq_plugins.decoding.gpu.kernels.layers import before_overwriting, best_of, wait
 from fairseq_plugins.decoding.gpu.kernels.noise import noise
 
 
@@ -57,7 +57,7 @@ def choose_alone(
     row = sentence * width + step
     ok = is_step[:, None] & (tile < tiles)[None, :]
     scores = tl.load(best_scores + row[:, None] * tiles + tile[None, :], mask=ok, other=float("-inf"))
-    best = tl.argmax(scores, 1, tie_break_left=True)
+    _, best = best_of(scores, 1, tiles)
     place = tl.load(best_places + row * tiles + best, mask=is_step, other=0)
     token = tl.load(ids + place, mask=is_step, other=-1)
     tl.store(draft + sentence * draft_stride + step, token, is_step)
@@ -144,7 +144,7 @@ def choose_next(
         if not KEEPS:
             at = old * tiles + of_tile
             highest = tl.load(best_scores + at, mask=of_tile < tiles, other=float("-inf"))
-            of_best = tl.argmax(highest, 0, tie_break_left=True)
+            _, of_best = best_of(highest, 0, tiles)
         last = tl.load(ids + tl.load(best_places + old * tiles + of_best)).to(tl.int64)
     if tile == 0:
         if step == 0:
@@ -155,6 +155,7 @@ def choose_next(
             # EOS ends a draft.
             count = tl.load(num_drafted + sentence)
             is_end = last == tl.load(limits + EOS)
+            before_overwriting()
             tl.store(num_drafted + sentence, tl.where(is_end, tl.minimum(count, step), count))
     if step < width:
         row = sentence * width + step
@@ -183,7 +184,7 @@ def choose_next(
             if DRAWS:
                 token = tl.load(ids + output, mask=is_output, other=0)
                 total += noise(keys, sentence, length + step, token, sentence >= 0)
-            best, index = tl.max(total, 0, return_indices=True, return_indices_tie_break_left=True)
+            best, index = best_of(total, 0, outputs - tile * OUTPUTS)
             tl.store(best_scores + new * tiles + tile, best)
             tl.store(best_places + new * tiles + tile, tile * OUTPUTS + index)
 
