@@ -19,6 +19,7 @@ PART = 256
 PART_OF_BEAMS = 1024
 _MOST_WHOLE = 1024  # widest input of a product that is one tile
 _PART = 512  # inputs of a part of the second feed-forward layer
+_MOST_OF_HEAD = 2**16  # numbers of a head's tile of weights: twice as many bytes are most of the shared memory
 _FEW_ROWS = 64  # up to here more programs are faster than larger tiles
 
 
@@ -55,7 +56,7 @@ def chunks(inputs: int, dtype: torch.dtype, most: int = _MOST_WHOLE) -> dict[str
     """Return how a product's inputs are split into tiles: IEEE products of fp32 take small ones."""
     chunk = min(padded(inputs), 64 if dtype == torch.float32 else most)
     if padded(inputs) > most and dtype != torch.float32:
-        chunk = _PART
+        chunk = min(_PART, most)
     count = triton.cdiv(inputs, chunk)
     return {"CHUNK": chunk, "CHUNKS": count, "EVEN": count == 1 and inputs == chunk}
 
@@ -320,17 +321,19 @@ class Runner:
         # With 32 rows and a projection of the query, registers do not suffice.
         tile = 16 if query is not None or step.per_sentence <= 16 or self.dtype == torch.float32 else 32
         results = self._parts(0 if query is None else 1, layer.heads, step.rows)
-        outputs = padded(triton.cdiv(width, tiles.out_tiles))
+        head = padded(width // layer.heads)
+        outputs = min(padded(triton.cdiv(width, tiles.out_tiles)), _MOST_OF_HEAD // 2 // head)
         ancestors = step.ancestors if query is None else None
         beam = 0 if ancestors is None else step.per_sentence
         slots, part = (_SLOTS, PART) if ancestors is None else (max(_SLOTS_OF_BEAMS, padded(beam)), PART_OF_BEAMS)
         parts = step.parts[0 if query is None else 1]
         has_bias = query is not None and query.bias is not None
-        warps = 4 if query is None and tile == 16 and self.dtype != torch.float32 else 8
+        is_small = query is None and tile == 16 and head * outputs < _MOST_OF_HEAD // 2
+        warps = 4 if is_small and self.dtype != torch.float32 else 8
         grid = (step.rows // step.per_sentence * triton.cdiv(step.per_sentence, tile), layer.heads)
         out_tiles = triton.cdiv(width, outputs)
         into, peaks = (results, results) if parts == 1 else self.memory.split_attention(parts, layer.heads, step.rows)
-        shape = {"ROWS": tile, "HEAD": padded(width // layer.heads), "OUTPUTS": outputs, "BEAM": beam, "PDL": self.pdl}
+        shape = {"ROWS": tile, "HEAD": head, "OUTPUTS": outputs, "BEAM": beam, "PDL": self.pdl}
         attention.attend[*grid, out_tiles if parts == 1 else parts](
             *given, new_x_or_query, out.weight if query is None else query.weight,
             query.bias if query is not None and has_bias else state.x, new_x_or_query, cache, bases, last,
@@ -338,7 +341,7 @@ class Runner:
             peaks, step.active, step.rows, step.per_sentence, width, width // layer.heads,
             (width // layer.heads) ** -0.5, CROSS=query is not None, HAS_BIAS=has_bias, SLOTS=slots,
             PART=0 if parts == 1 else max(part, slots), num_warps=warps, **shape, **constants,
-            **chunks(width, self.dtype), **self.launch,
+            **chunks(width, self.dtype, min(_MOST_WHOLE, _MOST_OF_HEAD // head)), **self.launch,
         )  # fmt: skip
         if parts > 1:
             attention.join_parts[*grid, out_tiles](

@@ -265,7 +265,19 @@ def prefixes() -> None:
 
 CHECKS: dict[str, Callable[[], None]] = {
     check.__name__: check
-    for check in (copies, copying_methods, jacobi, heads, rules, tokens, fallback, widths, no_numbers, short_drafts, prefixes)
+    for check in (
+        copies,
+        copying_methods,
+        jacobi,
+        heads,
+        rules,
+        tokens,
+        fallback,
+        widths,
+        no_numbers,
+        short_drafts,
+        prefixes,
+    )
 }
 
 

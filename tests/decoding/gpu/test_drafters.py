@@ -17,8 +17,8 @@ WIDTH, WORDS, PLACES = 512, 10_000, 48
 
 
 def test_interpreted() -> None:
-    """In a process of its own: whether Triton interprets is decided when it is imported."""
-    command = [sys.executable, "-m", "tests.decoding.gpu.drafter_checks"]
+    """In a process of its own: whether Triton interprets is decided when it is imported. Accesses are watched."""
+    command = [sys.executable, "-m", "tests.decoding.gpu.drafter_checks", "--watch"]
     subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, check=True)
 
 
