@@ -45,7 +45,7 @@ train: $(READY)  ## from text to a table: train, distil and decode a small model
 bench: $(READY)  ## speed against fairseq and CTranslate2, latency and memory, on the models of `train` (or NAME=..., SHAPE=...)
 	@$(call run,$(IN_VENV) bash train_scripts/bench.sh)
 
-gpu-check: $(READY)  ## on a machine with a GPU: is all right there, and how fast; ten minutes, see docs/gpu.md
+gpu-check: $(READY)  ## on a machine with a GPU: is all right there, and how fast; eight minutes, see docs/gpu.md
 	@$(call run,$(IN_VENV) python -m fairseq_plugins.benchmarks.gpu_check --results results/gpu)
 
 test: lint  ## lint and the whole test suite

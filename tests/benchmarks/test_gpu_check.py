@@ -1,11 +1,13 @@
 """`make gpu-check` without a GPU: checks on small models in this process, and the page."""
 
-import json
 import math
 import os
 import shutil
+import subprocess
+import sys
 import time
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from fairseq_plugins.benchmarks.gpu_check import __main__ as command
 from fairseq_plugins.benchmarks.gpu_check import engine, released, report, training
 from fairseq_plugins.benchmarks.gpu_check.environment import Environment, largest_difference, same_ids
 from fairseq_plugins.benchmarks.gpu_check.report import FAILED, NOT_RUN, PASSED, Outcome
+from fairseq_plugins.benchmarks.gpu_check.worker import CheckProcess
 from fairseq_plugins.benchmarks.setting import configure
 from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs
 
@@ -31,7 +34,7 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return Environment("cpu", folder, "tiny", 4, (3, 6), 60, 3, folder / "checkpoints")
 
 
-@pytest.mark.parametrize("check", [engine.ids, engine.speed])
+@pytest.mark.parametrize("check", [check for _, check in command.CHECKS if check.__module__ == engine.__name__])
 def test_checks_of_the_engine_say_that_they_need_a_gpu(check: command.Check, env: Environment) -> None:
     assert check(env).state == NOT_RUN
 
@@ -132,22 +135,22 @@ def hangs(at: Environment) -> Outcome:
     return Outcome(PASSED, "late")
 
 
-def test_page_and_records_agree(
+def test_one_failing_check_stops_no_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A check that raises, crashes or hangs has failed, and the others run; the files list all of them."""
+    """A check that raises, crashes or hangs has failed, and the others run; the page lists all of them."""
     at = Environment("cpu", tmp_path / "gpu")
     checks = [("fine", fine), ("breaks", breaks), ("crashes", crashes), ("fine again", fine), ("hangs", hangs)]
     # The last one gets no time.
-    run = command.CheckProcess.run
+    run = CheckProcess.run
 
-    def run_shortly(process: command.CheckProcess, check: command.Check, at: Environment, seconds: float) -> Outcome:
+    def run_shortly(process: CheckProcess, check: command.Check, at: Environment, seconds: float) -> Outcome:
         assert 180 < seconds <= 195
         outcome = run(process, check, at, 1.0 if check is hangs else seconds)
         at.ends = 0.0 if check is hangs else at.ends
         return outcome
 
-    monkeypatch.setattr(command.CheckProcess, "run", run_shortly)
+    monkeypatch.setattr(CheckProcess, "run", run_shortly)
     outcomes = command.run_checks(at, [*checks, ("late", fine)], "the command")
     assert [outcome.state for outcome in outcomes] == [PASSED, FAILED, FAILED, PASSED, FAILED, NOT_RUN]
     page = (at.folder / "gpu_check.md").read_text(encoding="utf-8")
@@ -155,10 +158,29 @@ def test_page_and_records_agree(
     assert "RuntimeError: CUDA error: an illegal memory access" in page and "as / it should be: cpu" in page
     assert "BrokenProcessPool" in page and "not finished in 1 s" in page
     assert "## fine\n\n| what" in page and "## late" not in page
-    recorded = json.loads((at.folder / "gpu_check.json").read_text(encoding="utf-8"))
-    assert [entry["title"] for entry in recorded] == ["fine", "breaks", "crashes", "fine again", "hangs", "late"]
-    assert report.render([Outcome(**entry) for entry in recorded], "M", "C") == report.render(outcomes, "M", "C")
-    assert capsys.readouterr().out.splitlines()[1].startswith("breaks: failed: RuntimeError")
+    assert "## breaks: errors" in page and "in breaks\n    raise RuntimeError(" in page
+    titles = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")]
+    assert titles[-6:] == ["fine", "breaks", "crashes", "fine again", "hangs", "late"]
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[1].startswith("breaks: failed: RuntimeError") and printed.endswith(page)
+    assert os.listdir(at.folder) == ["gpu_check.md"]
+
+
+def test_captured_loop_may_go_once_the_engine_passes() -> None:
+    outcomes = [Outcome(PASSED, "", title=title) for title, _ in command.CHECKS]
+    outcomes[-1].state = FAILED
+    assert "may go" in report.what_may_go(outcomes)
+    outcomes[1].state = NOT_RUN
+    assert report.what_may_go(outcomes).endswith("Not passed by Triton's engine: ids and bits (not run).")
+    assert report.what_may_go(outcomes[-1:]).endswith("all.")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: 1 GB; PyTorch for CUDA brings it")
+def test_checks_of_the_engine_interpreted() -> None:
+    """All code of these checks but the processes, on small models; whether Triton interprets is decided at import."""
+    command = [sys.executable, "-m", "tests.benchmarks.engine_checks"]
+    subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, check=True)
 
 
 @pytest.mark.parametrize("checks, status", [((("fine", fine),), 0), ((("fine", fine), ("breaks", breaks)), 1)])

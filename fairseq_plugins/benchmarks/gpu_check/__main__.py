@@ -1,35 +1,30 @@
-"""Check decoding on a machine with a GPU, in less than ten minutes.
+"""Check decoding on a machine with a GPU, in at most eight minutes.
 
     python -m fairseq_plugins.benchmarks.gpu_check --results results/gpu
 
-Checks run one after the other; results are written after each. Exit status: 0 if none failed, 1 if one did, 2 without a
-GPU.
+Checks run one after the other; a page is written after each, and printed at the end. Exit status: 0 if none failed, 1
+if one did, 2 without a GPU.
 """
 
 import argparse
-import json
-import multiprocessing
 import re
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from fairseq_plugins.benchmarks.gpu_check import engine, released, training
 from fairseq_plugins.benchmarks.gpu_check.environment import ROOT, Environment
-from fairseq_plugins.benchmarks.gpu_check.report import FAILED, NOT_RUN, Outcome, passed_if, render
+from fairseq_plugins.benchmarks.gpu_check.report import ENGINE, FAILED, NOT_RUN, Outcome, passed_if, render
+from fairseq_plugins.benchmarks.gpu_check.worker import Check, CheckProcess
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.cli import positive, run_command
 from fairseq_plugins.shared.files import write_atomically
 from fairseq_plugins.shared.machine import machine
-
-Check = Callable[[Environment], Outcome]
 
 # Seconds for a check.
 _LONGEST = 180.0
@@ -55,44 +50,16 @@ def outcome_of_tests(status: int, output: str) -> Outcome:
 
 # The most important first: the time may be up before the last.
 CHECKS: tuple[tuple[str, Check], ...] = (
-    ("ids and bits of Triton's engine", engine.ids),
-    ("speed of Triton's engine", engine.speed),
+    (f"{ENGINE}it runs", engine.runs),
+    (f"{ENGINE}ids and bits", engine.ids),
+    (f"{ENGINE}speed", engine.speed),
+    (f"{ENGINE}all decoders", engine.all_decoders),
+    (f"{ENGINE}time of kernels", engine.profile),
+    (f"{ENGINE}settings", engine.variants),
     ("released models are fairseq's", released.released_models),
     ("tests for a GPU", tests_for_a_gpu),
     ("training throughput", training.throughput),
 )
-
-
-class CheckProcess:
-    """A process that runs checks one after the other; another one follows after an error.
-
-    An error of CUDA makes all later calls in its process fail, and a crash or endless loop would end all checks.
-    """
-
-    def __init__(self) -> None:
-        self.pool: ProcessPoolExecutor | None = None
-
-    def run(self, check: Check, env: Environment, seconds: float) -> Outcome:
-        """Return the outcome of a check, `FAILED` if it raises, kills its process or takes longer."""
-        if self.pool is None:
-            # A process that uses a GPU cannot fork.
-            self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn" if env.is_gpu else "fork"))
-        try:
-            return self.pool.submit(check, env).result(seconds)
-        except TimeoutError:
-            reason = f"not finished in {seconds:.0f} s"
-        except Exception as error:
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        self.stop()
-        return Outcome(FAILED, reason)
-
-    def stop(self) -> None:
-        """End the process."""
-        for process in multiprocessing.active_children():
-            process.kill()
-        if self.pool is not None:
-            self.pool.shutdown(wait=False)
-        self.pool = None
 
 
 def run_checks(env: Environment, checks: Sequence[tuple[str, Check]], command: str) -> list[Outcome]:
@@ -104,7 +71,7 @@ def run_checks(env: Environment, checks: Sequence[tuple[str, Check]], command: s
         command: for the page.
     """
     outcomes: list[Outcome] = []
-    process = CheckProcess()
+    process, page = CheckProcess(), ""
     for title, check in checks:
         start = time.monotonic()
         if env.left == 0:
@@ -114,10 +81,10 @@ def run_checks(env: Environment, checks: Sequence[tuple[str, Check]], command: s
         outcome.title, outcome.seconds = title, time.monotonic() - start
         outcomes.append(outcome)
         print(f"{title}: {outcome.state}: {outcome.summary}", flush=True)
-        write_atomically(env.folder / "gpu_check.md", render(outcomes, machine(), command), "--results")
-        record = json.dumps([asdict(outcome) for outcome in outcomes], indent=2, ensure_ascii=False) + "\n"
-        write_atomically(env.folder / "gpu_check.json", record, "--results")
+        page = render(outcomes, machine(), command)
+        write_atomically(env.folder / "gpu_check.md", page, "--results")
     process.stop()
+    print(f"\n{page}", end="")
     return outcomes
 
 
@@ -126,7 +93,7 @@ def run(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="gpu-check", description=__doc__.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
     add("--results", metavar="FOLDER", default="results/gpu", help="where to write (default: results/gpu)")
-    add("--minutes", type=positive, default=10, help="time limit (default: 10)")
+    add("--minutes", type=positive, default=8, help="time limit (default: 8)")
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
         remedy = "run it on one with a GPU, and a PyTorch built for it (TORCH_INDEX of make setup)"

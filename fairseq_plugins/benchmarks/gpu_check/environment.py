@@ -1,6 +1,7 @@
 """The environment of checks: device, folders and limits; decoding, and comparing outputs."""
 
 import math
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,17 +30,19 @@ class Environment:
         batch_size: of the check of released models.
         checkpoints: folder of the released models.
         ends: time limit, in the time of `time.monotonic`.
+        sizes: batch sizes of Triton's engine.
     """
 
     device: str
     folder: Path
     shape: str = "base"
-    sentences: int = 32
+    sentences: int = 96
     lengths: tuple[int, int] = (10, 50)
     vocabulary: int = 32768
     batch_size: int = 32
     checkpoints: Path = ROOT / "checkpoints"
     ends: float = field(default_factory=lambda: time.monotonic() + 600)
+    sizes: tuple[int, ...] = (1, 7, 48)
 
     @property
     def left(self) -> float:
@@ -49,6 +52,13 @@ class Environment:
     @property
     def is_gpu(self) -> bool:
         return self.device == "cuda"
+
+    @property
+    def device_options(self) -> list[str]:
+        """Options of a bench: on a CPU the loop in PyTorch, which a GPU runs by default, or Triton's interpreter."""
+        if self.is_gpu:
+            return []
+        return ["--cpu"] if os.environ.get("TRITON_INTERPRET") == "1" else ["--cpu", "--no-compiled-steps"]
 
 
 def decode(bench: Bench, generator: Any, numbers: Sequence[int], batch_size: int) -> Generated:

@@ -1,6 +1,8 @@
 """Check of the released models: fairseq's ids in fp32, greedy's in half precision."""
 
 import lzma
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,15 +37,29 @@ def released_models(env: Environment) -> Outcome:
     return passed_if(good, "all identical" if good else "ids differ", rows=rows)
 
 
-def released_benches(env: Environment, precision: str) -> Iterator[tuple[str, Bench]]:
-    """Yield name and bench of each released model with a drafter, in a precision; none outside of a checkout."""
-    for drafter in sorted(env.checkpoints.glob("*/drafter.pt")) if _EXAMPLES.is_dir() else ():
+def options_of(precision: str) -> list[str]:
+    """Return the options of a precision."""
+    return [] if precision == "fp32" else [f"--{precision}"]
+
+
+def random_bench(env: Environment, *options: str) -> Bench:
+    """Return a bench with models of random weights, the drafter with the verifier's states."""
+    shortest, longest = env.lengths
+    lengths = ["--replay-lengths", f"{shortest},{longest}", "--replay-vocabulary", str(env.vocabulary)]
+    replayed = ["--replay", env.shape, "--replay-drafter", "features", "--timing-sentences", str(env.sentences)]
+    folder = ["--results", str(env.folder / "models")]
+    return configure([*replayed, *lengths, *folder, *env.device_options, *options]).bench
+
+
+def released_benches(env: Environment, precision: str, only_largest: bool = False) -> Iterator[tuple[str, Bench]]:
+    """Yield name and bench of released models with a drafter, the largest first; none outside of a checkout."""
+    drafters = list(env.checkpoints.glob("*/drafter.pt")) if _EXAMPLES.is_dir() else []
+    drafters.sort(key=lambda file: -file.with_name("verifier.pt").stat().st_size)
+    for drafter in drafters[: 1 if only_largest else None]:
         folder = drafter.parent
         models = ["--path", str(folder / "verifier.pt"), "--drafter-path", str(drafter)]
         # The maximum length must not depend on the longest source of a batch.
-        options = ["--max-len-a", "0", "--max-len-b", "80", *([] if precision == "fp32" else [f"--{precision}"])]
-        # On a CPU the loop in PyTorch, which a GPU runs by default.
-        options += [] if env.is_gpu else ["--cpu", "--no-compiled-steps"]
+        options = ["--max-len-a", "0", "--max-len-b", "80", *options_of(precision), *env.device_options]
         yield folder.name, configure([str(_binarised(env, folder)), *models, *options]).bench
 
 
@@ -58,8 +74,12 @@ def _binarised(env: Environment, folder: Path) -> Path:
         lines = [
             " ".join(pieces.encode(line, out_type=str)) for line in text.removesuffix("\n").split("\n")[: env.sentences]
         ]
-        target.mkdir(parents=True, exist_ok=True)
-        replay.binarise(target, lines, *(folder / f"dict.{language}.txt" for language in languages))
+        # Several processes may make it at once.
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
+            replay.binarise(Path(temporary), lines, *(folder / f"dict.{language}.txt" for language in languages))
+            if not target.exists():
+                shutil.copytree(temporary, target)
     return target / "data"
 
 
