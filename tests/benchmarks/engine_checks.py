@@ -38,7 +38,7 @@ def main() -> None:
         mock.patch.dict(replay.SHAPES, tiny=("transformer", "block_nat_tiny", _SIZES)),
         mock.patch.object(replay, "BLOCK_SIZE", 2),
     ):
-        env = Environment("cpu", Path(folder), "tiny", 2, (2, 2), 20, 2, Path(folder, "none"), sizes=(1, 2))
+        env = Environment("cpu", Path(folder), "tiny", 2, (2, 2), 20, 2, Path(folder, "none"), sizes=(2,))
         for name in sys.argv[1:] or CHECKS:
             began = time.process_time()
             outcome = CHECKS[name](env)

@@ -229,7 +229,7 @@ def speed(env: Environment) -> Outcome:
     rows = [["model", "decoder", "engine", "batch", "ms a sentence", "over fairseq beam 5"]]
     slower = []
     for folder, bench in _benches(env, "fp16", only_largest=True):
-        for size in (env.sizes[0], env.sizes[-1]):
+        for size in sorted({env.sizes[0], env.sizes[-1]}):
             base = _milliseconds(env, bench, bench.generator(_BY_NAME[BEAM_5]), size, passes=1)
             rows.append([folder, BEAM_5, "fairseq", str(size), f"{base:.2f}", "1.0"])
             for other in bench.runnable(CTRANSLATE2_ON_GPU) if env.is_gpu else ():
@@ -270,7 +270,7 @@ def variants(env: Environment) -> Outcome:
     rows = [["model", "settings", "decoder", "batch", "ms a sentence"]]
     for folder, bench in _benches(env, "fp16", only_largest=True):
         for title, name in jobs:
-            for size in (env.sizes[0], env.sizes[-1]):
+            for size in sorted({env.sizes[0], env.sizes[-1]}):
                 cell = can_run[title, name].summary
                 if can_run[title, name].state == PASSED:
                     with triton_engine(), chosen[title].used():
@@ -289,7 +289,7 @@ def profile(env: Environment) -> Outcome:
     activity = ProfilerActivity.CUDA if env.is_gpu else ProfilerActivity.CPU
     for folder, bench in _benches(env, "fp16", only_largest=True):
         for name in NAMES:
-            for size in (env.sizes[0], env.sizes[-1]):
+            for size in sorted({env.sizes[0], env.sizes[-1]}):
                 with triton_engine():
                     generator = bench.generator(_BY_NAME[name])
                     run = partial(bench.decode, generator, bench.order[: 3 * size], size)

@@ -71,9 +71,9 @@ def until(batch: RunningBatch, count: int) -> list[tuple[int, Any]]:
     return events
 
 
-def same_as_alone(how: Options, model: nn.Module, drafter: nn.Module | None = None) -> None:
+def same_as_alone(how: Options, model: nn.Module, drafter: nn.Module | None = None, count: int = 6) -> None:
     """Sentences join at different times; the compiled kernels decode each of them alone."""
-    wanted = sentences(6, has_prefixes=how.spec.name == "greedy")
+    wanted = sentences(count, has_prefixes=how.spec.name == "greedy")
     batch, native = opened(batch_of(how, GpuBackend, model, drafter)), batch_of(how, NativeBackend, model, drafter)
     events: list[tuple[int, Any]] = []
     for number, (sample, limits) in enumerate(wanted):
@@ -102,9 +102,9 @@ def greedy() -> None:
 def drafts() -> None:
     """Drafts that users give, and those of a trained drafter."""
     model = make_transformer(TASK, 1, **SMALL)
-    same_as_alone(accepting(2, Options("reuse", 4)), model)
+    same_as_alone(accepting(2, Options("reuse", 4)), model, count=4)
     drafter = make_drafter(TASK, 10, 3, verifier=model, **SMALL, drafter_context="features")
-    same_as_alone(Options("gad", fixed_width=True, **GAD), model, drafter)
+    same_as_alone(Options("gad", fixed_width=True, **GAD), model, drafter, count=4)
 
 
 def cancelling() -> None:
