@@ -103,6 +103,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         # The position tables that the engine reads end there; other encoders check this themselves.
         known = [model.encoder.max_positions() for model in models if is_known_encoder(model.encoder)]
         self._max_source = min(known, default=math.inf)
+        self._max_target = self.model.max_decoder_positions()
         self._read_from = [*models, *([] if drafter is None else [drafter])]
         self._chosen: _Chosen | None = None
 
@@ -169,6 +170,14 @@ class DraftVerifyGenerator(SequenceGenerator):
             sample = with_samples(sample, self.samples, self.seed)
             prefix_tokens = None if prefix_tokens is None else prefix_tokens.repeat_interleave(self.samples, 0)
         limits = constraints_of(self, sample["net_input"], prefix_tokens)
+        if limits.max_len >= self._max_target:
+            raise ConfigurationError(
+                None,
+                None,
+                f"an output may have {limits.max_len} tokens, and the model writes at most {self._max_target - 1} "
+                "({--max-target-positions})",
+                "leave out longer sources or {--match-source-len}",
+            )
         return sample, limits, self.eos if bos_token is None else bos_token
 
     def _finish(

@@ -72,3 +72,15 @@ def test_a_source_beyond_the_positions_is_refused(options: dict[str, Any], learn
     assert ids(hypotheses) == ids(fairseq_greedy([model], task, fits, max_len_b=20))
     with pytest.raises(ConfigurationError, match="a source has 65 tokens, and the model reads at most 64"):
         task.inference_step(generator, [model], make_sample(make_task(), [64, 7]))
+
+
+@pytest.mark.parametrize("options", [{}, {"no_compiled_steps": True}], ids=["native", "torch"])
+def test_an_output_beyond_the_positions_is_refused(options: dict[str, Any]) -> None:
+    task, model = make_stock_task(), make_transformer(make_task(), 1, ending=False, max_target_positions=8)
+    args = Namespace(beam=3, match_source_len=True)
+    own = task.build_generator([model], args)
+    generator = wrap(task, decoder="fast-beam", **options).build_generator([model], args)
+    fits = make_sample(make_task(), [6, 3])  # and EOS
+    assert ids(task.inference_step(generator, [model], fits)) == ids(own.generate([model], fits))
+    with pytest.raises(ConfigurationError, match="an output may have 8 tokens, and the model writes at most 7"):
+        task.inference_step(generator, [model], make_sample(make_task(), [7, 3]))
