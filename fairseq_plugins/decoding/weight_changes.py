@@ -33,10 +33,10 @@ _steps = _OptimizerSteps()
 
 
 class WeightSnapshot:
-    """The state of the parameters, buffers and hooks of models at one time.
+    """The state of the parameters, buffers, hooks and settings of models at one time.
 
-    A comparison takes microseconds. It reads version counters, addresses, the modules' identities and hooks, whether
-    `forward` is replaced, and one number of each tensor. Version counters miss writes to `parameter.data`, such as
+    A comparison takes microseconds. It reads version counters, addresses, the modules' identities, classes, attributes
+    and hooks, and one number of each tensor. Version counters miss writes to `parameter.data`, such as
     those of fairseq's Adam. After a step of any optimizer all numbers are compared, by a checksum; so are inference
     tensors, which have no version counter.
 
@@ -57,7 +57,8 @@ class WeightSnapshot:
         self._module_ids = _ids(self._children)
         self._hooks = [held for module in modules for held in (module._forward_hooks, module._forward_pre_hooks)]
         self._attributes = list(map(vars, modules))
-        self._changes = self._read_changes()
+        self._settings = list(map(dict.copy, self._attributes))
+        self._hook_ids, self._kinds = self._read_hooks(), list(map(type, modules))
         tensors = self._tensors()
         self._has_versions = not any(tensor.is_inference() for tensor in tensors)
         self._addresses, self._versions = list(map(Tensor.data_ptr, tensors)), self._read_versions(tensors)
@@ -73,7 +74,9 @@ class WeightSnapshot:
             list(map(Tensor.data_ptr, tensors)) != self._addresses
             or self._read_versions(tensors) != self._versions
             or _ids(self._children) != self._module_ids
-            or self._read_changes() != self._changes
+            or self._read_hooks() != self._hook_ids
+            or list(map(type, self._modules)) != self._kinds
+            or not self._has_settings()
             or not all(map(torch.equal, _read_samples(self._samples), self._sampled))
         ):
             return False
@@ -88,10 +91,18 @@ class WeightSnapshot:
         held = [tensor for held in self._weights for tensor in held.values() if tensor is not None]
         return [tensor for tensor in held if not isinstance(tensor, CompactWeight)]  # these cannot be written
 
-    def _read_changes(self) -> tuple[list[int], int]:
-        """Return the identities of all hooks, and how many modules have a `forward` of their own."""
-        hooks = list(map(id, chain.from_iterable(map(dict.values, self._hooks))))
-        return hooks, sum("forward" in attributes for attributes in self._attributes)
+    def _read_hooks(self) -> list[int]:
+        return list(map(id, chain.from_iterable(map(dict.values, self._hooks))))
+
+    def _has_settings(self) -> bool:
+        """Return whether all attributes are the same: scales, activation functions, methods that replace the class's.
+
+        They include the dictionaries of weights and children, but not what is in these.
+        """
+        try:
+            return self._attributes == self._settings
+        except RuntimeError:  # of comparing two tensors
+            return False
 
     def _read_versions(self, tensors: Sequence[Tensor]) -> list[int] | None:
         return [tensor._version for tensor in tensors] if self._has_versions else None

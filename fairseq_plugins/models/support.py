@@ -52,6 +52,8 @@ def unsupported_model(model: nn.Module) -> str | None:
         own = getattr(type(model), name, None)
         if own not in (None, *(getattr(model_class, name) for model_class in stock)):
             return f"its class {type(model).__name__} changes {name}()"
+        if name in vars(model):
+            return f"its {type(model).__name__} has a replaced {name}()"
     return unsupported_reason(getattr(model, "decoder", model))
 
 

@@ -84,8 +84,22 @@ def train(model: nn.Module, _: nn.Module) -> None:
     Adam(trained, lr=0.05).step()
 
 
+def set_scale(model: nn.Module, _: nn.Module) -> None:
+    model.decoder.embed_scale = 9.0
+
+
+def set_epsilon(model: nn.Module, _: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = 2.0
+
+
+def set_activation(model: nn.Module, _: nn.Module) -> None:
+    model.encoder.layers[0].activation_fn = torch.tanh
+
+
 CHANGES = [load, assign, set_data, write_data, write_in_place, write_in_inference_mode, round_to_half, round_and_back,
-           replace_layer, replace_weight, train]  # fmt: skip
+           replace_layer, replace_weight, train, set_scale, set_epsilon, set_activation]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -120,7 +134,16 @@ def replace_forward(part: nn.Module) -> None:
     part.forward = lambda *inputs: forward(*inputs) * 2
 
 
-@pytest.mark.parametrize("change", [add_hook, add_pre_hook, replace_forward])
+class Doubled(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 2
+
+
+def replace_class(part: nn.Module) -> None:
+    part.__class__ = Doubled
+
+
+@pytest.mark.parametrize("change", [add_hook, add_pre_hook, replace_forward, replace_class])
 @pytest.mark.parametrize("decoder", ["greedy", "fast-beam", "torch"])
 def test_parts_that_compute_something_else_are_noticed(decoder: str, change: Callable[[nn.Module], None]) -> None:
     """An encoder with them runs in PyTorch; a decoder is refused, as when the generator is built."""
@@ -138,7 +161,7 @@ def test_parts_that_compute_something_else_are_noticed(decoder: str, change: Cal
     assert after == ids(task.build_generator([model], args).generate([model], sample)) != before
     assert after == ids(fairseq_beam([model], task, sample, 3 if decoder == "fast-beam" else 1, max_len_b=20))
     change(model.decoder.layers[0].fc2)
-    with pytest.raises(ConfigurationError, match="its Linear.*hook|its Linear.*replaced forward"):
+    with pytest.raises(ConfigurationError, match="its Linear.*hook|its Linear.*replaced forward|has a .* Doubled"):
         generator.generate([model], sample)
 
 
