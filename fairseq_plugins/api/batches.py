@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fairseq_plugins.api.constraints import constraint_ids
 from fairseq_plugins.api.drafts import check_drafts, cut_texts
-from fairseq_plugins.api.forks import usable_in_forks
 from fairseq_plugins.api.generators import CallSearch, Generators
 from fairseq_plugins.api.inputs import check_characters, check_string, warn_of_lines
 from fairseq_plugins.api.results import CallStatistics, RecordedStats, Translation, emitted_of
@@ -21,6 +20,7 @@ from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.forks import usable_in_forks
 
 DraftIds = Sequence[Sequence[Sequence[int]]]
 """Target ids of the drafts of each sentence."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TypedDict, overload
 
-from fairseq_plugins.api.forks import usable_in_forks
 from fairseq_plugins.api.inputs import whole_texts_of
 from fairseq_plugins.data.sentences import is_blank
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.files import lock, unlock, unwritable
+from fairseq_plugins.shared.forks import usable_in_forks
 from fairseq_plugins.shared.typed_values import parse_json
 
 FILE = "memory.jsonl"

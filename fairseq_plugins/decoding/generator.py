@@ -2,6 +2,7 @@
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from fairseq_plugins.decoding.reference.rows import from_host
 from fairseq_plugins.decoding.reference.sampling import group_samples, with_samples
 from fairseq_plugins.decoding.weight_changes import WeightSnapshot
 from fairseq_plugins.errors import NAN_SCORES, ConfigurationError
+from fairseq_plugins.shared.forks import usable_in_forks
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ class DraftVerifyGenerator(SequenceGenerator):
     """A `SequenceGenerator` that decodes on one of our backends.
 
     With exact acceptance the output equals fairseq's own at `--beam 1`, token by token; with beam search it equals
-    fairseq's own with the same beam.
+    fairseq's own with the same beam. Threads may share a generator: their calls of `generate` take turns.
 
     Args:
         models, tgt_dict, kwargs: as for `SequenceGenerator`.
@@ -106,6 +108,8 @@ class DraftVerifyGenerator(SequenceGenerator):
         self._max_target = self.model.max_decoder_positions()
         self._read_from = [*models, *([] if drafter is None else [drafter])]
         self._chosen: _Chosen | None = None
+        self._lock = threading.RLock()
+        usable_in_forks(self)
 
     @property
     def backend(self) -> Backend:
@@ -128,10 +132,11 @@ class DraftVerifyGenerator(SequenceGenerator):
         constraints: Tensor | None = None,
         bos_token: int | None = None,
     ) -> Hypotheses:
-        request = self.request(sample, prefix_tokens, constraints, bos_token)
-        backend = self.backend  # set up before the clock starts
-        started = time.perf_counter()
-        return self._finish(request, backend.decode(*request), started, prefix_tokens is not None)
+        with self._lock:
+            request = self.request(sample, prefix_tokens, constraints, bos_token)
+            backend = self.backend  # set up before the clock starts
+            started = time.perf_counter()
+            return self._finish(request, backend.decode(*request), started, prefix_tokens is not None)
 
     def steps(self, sample: dict[str, Any], **kwargs: Any) -> Generator[list[StepOutput], None, Hypotheses]:
         """Decode as `generate` does, and yield each iteration's result for every sentence."""

@@ -120,8 +120,9 @@ def test_wide_models_are_shared_out(cases: list[Case], index: int, batch: int) -
 
 
 @pytest.mark.timeout(120)
-def test_several_python_threads_at_once(cases: list[Case]) -> None:
-    """Each thread has its own generator."""
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_several_python_threads_at_once(cases: list[Case], is_shared: bool) -> None:
+    """Each thread has its own generator, or all share them."""
     torch.set_num_threads(2)
     used = [(cases[index], cases[index].sample(batch, batch)) for index in (0, 1, 4, 7) for batch in (1, 7, 32)]
     expected = [case.run(sample) for case, sample in used]
@@ -129,7 +130,7 @@ def test_several_python_threads_at_once(cases: list[Case]) -> None:
 
     def work(own: int) -> None:
         choose = random.Random(own)
-        for index in choose.choices([3 * own, 3 * own + 1, 3 * own + 2], k=25):
+        for index in choose.choices(range(12) if is_shared else range(3 * own, 3 * own + 3), k=25):
             case, sample = used[index]
             if case.run(sample) != expected[index]:
                 wrong.append(index)

@@ -1,4 +1,4 @@
-"""Models and memories in forked children, which have none of their parent's threads."""
+"""Models, generators and memories in forked children, which have none of their parent's threads."""
 
 import os
 import threading
