@@ -1,6 +1,7 @@
 """Which files make a model: verifier, drafter, dictionaries and subwords, found in a folder or named one by one."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,14 +77,12 @@ def find_files(
     if verifier is None:
         if home is None:
             raise ConfigurationError(None, None, "no model is named", "give a folder, or {--path} and {--data}")
-        known = (home / name for name in (["blockwise.pt"] if heads else CHECKPOINTS))
-        checkpoints = [file for file in known if file.is_file()]
-        if not checkpoints:
-            name = "blockwise.pt" if heads else CHECKPOINTS[0]
-            raise ConfigurationError(None, home / name, "no such file", "give {--path}, or a folder that has it")
-        verifier = checkpoints[0]
-    if drafter is None and home is not None and (home / "drafter.pt").is_file():
-        drafter = home / "drafter.pt"
+        names = ["blockwise.pt"] if heads else CHECKPOINTS
+        verifier = _first_of(names, home)
+        if verifier is None:
+            raise ConfigurationError(None, home / names[0], "no such file", "give {--path}, or a folder that has it")
+    if drafter is None and home is not None:
+        drafter = _first_of(["drafter.pt"], home)
     where = data if data is not None else home
     if where is None:
         raise ConfigurationError("--data", None, "is missing", "give the folder of the dictionaries, dict.LANGUAGE.txt")
@@ -118,6 +117,19 @@ def find_files(
     )
 
 
+def _first_of(names: Sequence[str], folder: Path) -> Path | None:
+    """Return the first of these files that a folder has; None if it has none.
+
+    Raises:
+        ConfigurationError: for a link that leads nowhere, and for what is no file: the model would be another without.
+    """
+    found = next((folder / name for name in names if os.path.lexists(folder / name)), None)
+    if found is not None and not found.is_file():
+        problem = "leads to no file" if found.is_symlink() else "is not a file"
+        raise ConfigurationError(None, found, problem, "copy it again, or remove it")
+    return found
+
+
 def find_subwords(folder: Path, given: str | Path | None = None) -> Path | None:
     """Return the file of subwords, or the folder of GPT-2's; None if none is `given` and `folder` has none.
 
@@ -125,8 +137,7 @@ def find_subwords(folder: Path, given: str | Path | None = None) -> Path | None:
         ConfigurationError: for a missing file.
     """
     if given is None:
-        names = ("subwords.model", "bpe.codes", "vocab.bpe")
-        found = next((folder / name for name in names if (folder / name).is_file()), None)
+        found = _first_of(["subwords.model", "bpe.codes", "vocab.bpe"], folder)
     else:
         found = Path(given)
     if found is None:

@@ -1,6 +1,7 @@
 """Settings of a converted model, for `load`: its languages, and options that differ from the defaults."""
 
 import json
+import os
 import re
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
@@ -44,7 +45,7 @@ class LoadSettings:
             ConfigurationError: for a file that spec-dec-convert did not write.
         """
         file = folder / _FILE
-        if not file.is_file():
+        if not os.path.lexists(file):
             return cls()
         values: _Contents = read_json(file, _Contents, "convert the model again with spec-dec-convert")
         return cls(**values)

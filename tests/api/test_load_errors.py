@@ -137,6 +137,27 @@ def test_the_best_checkpoint_of_a_folder_is_found(tmp_path: Path) -> None:
         read_checkpoint(f"{tmp_path}/checkpoint_best.pt", "--verifier-path")
 
 
+@pytest.mark.parametrize("name", ["verifier.pt", "drafter.pt", "subwords.model", "load.json"])
+def test_a_name_that_leads_to_no_file_is_refused(name: str, tmp_path: Path) -> None:
+    """Without the file another would be taken, or none: words cut at spaces, no drafts."""
+    folder = tmp_path / "model.en-de"
+    folder.mkdir()
+    for file in (
+        *MULTI30K.glob("dict.*.txt"),
+        *map(MULTI30K.joinpath, ("verifier.pt", "drafter.pt", "subwords.model")),
+    ):
+        (folder / file.name).symlink_to(file)
+    (folder / "checkpoint_last.pt").symlink_to(MULTI30K / "verifier.pt")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(tmp_path / "gone")
+    with pytest.raises(ConfigurationError, match=f"{name}: leads to no file|{name}: cannot be read"):
+        fairseq_plugins.load(folder, device="cpu")
+    (folder / name).unlink()
+    (folder / name).mkdir()
+    with pytest.raises(ConfigurationError, match=f"{name}: is not a file|{name}: cannot be read"):
+        fairseq_plugins.load(folder, device="cpu")
+
+
 @pytest.mark.parametrize("marked", ["{}@@", "\u2581{}"])
 def test_dictionaries_of_subwords_without_their_file_are_a_warning(
     marked: str, corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture
