@@ -202,7 +202,6 @@ setup(
             "beautifulsoup4>=4.12",
             "fastapi>=0.165",
             "fastapi-offline>=1.7",
-            "httptools>=0.6",
             "prometheus_client>=0.20",
             "python-multipart>=0.0.9",
             "uvicorn>=0.30",

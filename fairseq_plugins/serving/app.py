@@ -17,7 +17,9 @@ from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
+from starlette.requests import ClientDisconnect
 
+from fairseq_plugins.api.inputs import check_characters
 from fairseq_plugins.pages.template import template
 from fairseq_plugins.serving import libretranslate, v1
 from fairseq_plugins.serving.errors import Gone, RequestError, as_request_error
@@ -52,11 +54,14 @@ class Server:
         found = given or (token.strip() if scheme.lower() == "bearer" else "")
         if not found:
             raise RequestError(401, "this server needs a key: give api_key")
-        if not any(hmac.compare_digest(found.encode(), key.encode()) for key in keys):
+        as_bytes = found.encode(errors="surrogatepass")
+        if not any(hmac.compare_digest(as_bytes, key.encode(errors="surrogatepass")) for key in keys):
             raise RequestError(403, "Invalid API key")
 
     def check_characters(self, texts: list[str]) -> None:
-        """Raise RequestError for texts that are too long together."""
+        """Raise RequestError for texts that are too long together, ConfigurationError for half of a character."""
+        for text in texts:
+            check_characters(text, "text")
         count, most = sum(map(len, texts)), self.settings.max_characters
         if count > most:
             raise RequestError(400, f"the request has {count} characters, and may have {most}; send less at a time")
@@ -144,7 +149,7 @@ def _add_operation(app: FastAPI, server: Server) -> None:
 
 def _answer(request: Request, error: Exception) -> Response:
     """Answer an error as LibreTranslate does: {"error": message}."""
-    if isinstance(error, Gone):
+    if isinstance(error, (Gone, ClientDisconnect)):
         return Response(status_code=499)
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]

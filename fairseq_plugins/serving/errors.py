@@ -1,6 +1,7 @@
 """Errors of requests, and the status of their answers."""
 
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from fairseq_plugins.api import ServiceClosed, ServiceFull
 from fairseq_plugins.errors import ConfigurationError, in_python
@@ -30,6 +31,6 @@ def as_request_error(error: BaseException) -> RequestError:
         return RequestError(400, error.spelled(in_python))
     if isinstance(error, TimeoutError):
         return RequestError(504, "the translation takes too long; send less text at a time")
-    if isinstance(error, Gone):
+    if isinstance(error, (Gone, ClientDisconnect)):
         return RequestError(499, "the client has left")
     return RequestError(500, "internal error; the server's log has its place")

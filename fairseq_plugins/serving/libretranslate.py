@@ -94,6 +94,10 @@ async def _read(request: Request) -> TranslateRequest:
             values = json.loads(body) if body else {}  # some clients put all fields into the address
         except UnicodeDecodeError:
             raise RequestError(400, "the body is not UTF-8") from None
+        except json.JSONDecodeError:
+            raise
+        except (ValueError, RecursionError):  # a number of thousands of digits, thousands of brackets
+            raise RequestError(400, "the body is no JSON object that a request has") from None
         if not isinstance(values, dict):
             raise RequestError(400, "the body is no JSON object")
     values = {**request.query_params, **values}

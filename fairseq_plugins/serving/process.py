@@ -39,6 +39,7 @@ class Process(uvicorn.Server):
             make_app(self._models, settings),
             host=host,
             port=port,
+            http="h11",  # refuses headers of more than 64 KiB, which httptools collects without end
             log_config=None,
             access_log=False,
             server_header=False,

@@ -67,6 +67,10 @@ def test_html_keeps_tags_and_code(client: Client, model: Model) -> None:
         ([1], 400, "no JSON object"),
         (b"{", 400, "not JSON"),
         (b"\xff", 400, "UTF-8"),
+        (rb'{"q": "a \ud800 b", "target": "de"}', 400, "text: has '\\ud800' at 2, which is half of a character"),
+        (rb'{"q": "\udfff", "target": "de", "format": "html"}', 400, "half of a character"),
+        (b'{"q": ' + b"[" * 9000, 400, "no JSON object"),
+        (b'{"q": "x", "target": "de", "alternatives": ' + b"9" * 5000 + b"}", 400, "no JSON object"),
         ({"q": "x" * 10**6, "target": "de"}, 413, ""),
     ],
 )

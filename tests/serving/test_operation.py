@@ -1,6 +1,7 @@
 """Keys, limits, faults, clients that leave, and the log."""
 
 import logging
+import socket
 import threading
 import time
 from typing import Any
@@ -81,6 +82,22 @@ def test_sentences_of_clients_that_leave_are_dropped(client: Client, served: Ser
     client.wait_until(lambda: served.sentences == 0, 10)
 
 
+def test_a_client_that_leaves_amid_its_request_is_no_error(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="spec-dec-serve")
+    connection = socket.create_connection(("127.0.0.1", client.port), timeout=60)
+    connection.sendall(b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+    connection.close()
+    client.wait_until(lambda: caplog.records)
+    assert "POST /translate 499" in caplog.text and "ERROR" not in caplog.text
+
+
+def test_a_header_without_end_is_refused(client: Client) -> None:
+    connection = socket.create_connection(("127.0.0.1", client.port), timeout=60)
+    connection.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * 70_000)
+    assert connection.recv(100).startswith(b"HTTP/1.1 4")
+    connection.close()
+
+
 def test_a_reader_that_is_slow_holds_up_nobody(client: Client, served: ServedModel) -> None:
     connection = client.send("/v1/stream", LONG)
     client.wait_until(lambda: served.sentences > 0)
@@ -109,7 +126,8 @@ def test_keys_and_time(served: ServedModel) -> None:
     with serving([own], Settings(api_keys=frozenset(["key", "other"]), timeout=0.3)) as client:
         asked = {"q": SECRET, "target": "y"}
         assert client.ask("POST", "/translate", asked)[0] == 401
-        assert client.ask("POST", "/translate", {**asked, "api_key": "wrong"})[0] == 403
+        for wrong in ("wrong", "\ud800"):
+            assert client.ask("POST", "/translate", {**asked, "api_key": wrong})[0] == 403
         assert client.ask("POST", "/v1/translate", {"text": SECRET, "target": "y"})[0] == 401
         text = served.model.translate(SECRET)
         assert client.post("/translate", {**asked, "api_key": "other"})["translatedText"] == text
