@@ -18,6 +18,8 @@ from triton.runtime.jit import JITFunction
 from fairseq_plugins.decoding.gpu import runner
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+# Bytes of shared memory of a program, by capability.
+SHARED = {80: 163 * 1024, 90: 227 * 1024}
 TYPES = {
     torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64",
 }  # fmt: skip
@@ -107,4 +109,6 @@ def compiled(launch: Launch, capability: int) -> Compiled:
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found is not None, usage
+    # More than a program may take fails at the first launch.
+    assert kernel.metadata.shared <= SHARED[capability], launch
     return Compiled(int(found[1]), int(found[2]), kernel.metadata.shared, kernel.asm["ptx"])

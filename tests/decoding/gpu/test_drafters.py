@@ -52,6 +52,28 @@ def _drafters(decoder: Any) -> dict[str, tuple[Any, list[tuple[int, int]], dict[
     }
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "heads"), [(1024, 8), (1280, 20)])
+def test_wide_models_fit_the_shared_memory(width: int, heads: int) -> None:
+    from fairseq_plugins.decoding.gpu.batch import Sizes
+    from fairseq_plugins.decoding.gpu.search import GreedySearch
+    from tests.decoding.gpu.launches import compiled, record
+    from tests.decoding.gpu.test_beam_search import _transformer as transformer
+
+    encoder, decoder = (transformer(width, 4096, heads, 1000, 1, is_decoder) for is_decoder in (False, True))
+
+    def launch() -> None:
+        search = GreedySearch(encoder, decoder, Sizes(8, 1024, 1024, 0))
+        for places, parts in ((1, (1, 1)), (8, (1, 1)), (1, (4, 4))):
+            search.batch.parts = parts
+            search.iterate(places, 0)
+        search.encode(8)
+
+    for found in dict.fromkeys(record(launch)):
+        if found.name in ("attend", "join_parts"):
+            compiled(found, 80)
+
+
 def _is_own(launch: Any) -> bool:
     """Return whether only drafters and rules launch this kernel, with these constants."""
     constants = dict(launch.constants)
