@@ -1,9 +1,10 @@
-"""The compiled module offers the interface of modules of kernels. (mypy checks that of Triton's.)"""
+"""Both modules of kernels, the compiled one and Triton's, offer their interface."""
 
 import ast
 import enum
 import inspect
 import re
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -12,12 +13,24 @@ from fairseq_plugins.decoding import kernel_module
 from fairseq_plugins.decoding.kernel_module import KernelModule
 from fairseq_plugins.decoding.native import kernels
 
-# What the interface's functions return, as classes of the compiled module.
+# What the interface's functions return, as classes of a module.
 CLASSES = {
     kernel_module.KernelGenerator: "Generator",
     kernel_module.KernelPolicy: "Policy",
     kernel_module.KernelReplayedDrafter: "ReplayedDrafter",
 }
+
+
+@pytest.fixture(params=["native", "gpu"])
+def module(request: pytest.FixtureRequest) -> Any:
+    """Each of the modules."""
+    if request.param == "native":
+        return kernels()
+    if find_spec("triton") is None:
+        pytest.skip("Triton is not installed: 1 GB; PyTorch for CUDA brings it")
+    from fairseq_plugins.decoding.gpu import interface
+
+    return interface
 
 
 def own(interface: type) -> dict[str, Any]:
@@ -26,7 +39,13 @@ def own(interface: type) -> dict[str, Any]:
 
 
 def arguments(compiled: Any) -> dict[str, bool]:
-    """Return the arguments of a compiled function, each with whether it has a default; those by name begin with *."""
+    """Return the arguments of a function, each with whether it has a default; those by name begin with *."""
+    if not hasattr(compiled, "__nb_signature__"):
+        parameters = [given for name, given in inspect.signature(compiled).parameters.items() if name != "self"]
+        return {
+            f"{'*' if given.kind is given.KEYWORD_ONLY else ''}{given.name}": given.default is not given.empty
+            for given in parameters
+        }
     [(signature, *_)] = compiled.__nb_signature__
     # Defaults are numbers, and the types of arrays are no Python.
     signature = signature.replace("= \\", "= ")
@@ -60,8 +79,8 @@ def refused(wanted: Any, given: dict[str, bool]) -> str:
 
 
 @pytest.mark.parametrize("name", own(KernelModule))
-def test_compiled_module_has(name: str) -> None:
-    declared, compiled = own(KernelModule)[name], getattr(kernels(), name)
+def test_module_has(name: str, module: Any) -> None:
+    declared, compiled = own(KernelModule)[name], getattr(module, name)
     if isinstance(declared, property):
         wanted = inspect.signature(declared.fget).return_annotation
         members = own(wanted) if wanted in (kernel_module.Activations, kernel_module.Lookups) else {}
@@ -73,13 +92,13 @@ def test_compiled_module_has(name: str) -> None:
 
 
 @pytest.mark.parametrize(("interface", "name"), [(interface, name) for interface in CLASSES for name in own(interface)])
-def test_compiled_class_has(interface: type, name: str) -> None:
-    compiled = getattr(kernels(), CLASSES[interface])
+def test_class_has(interface: type, name: str, module: Any) -> None:
+    compiled = getattr(module, CLASSES[interface])
     assert refused(own(interface)[name], arguments(getattr(compiled, name))) == ""
 
 
-def test_compiled_layers_have_their_attributes() -> None:
-    assert set(kernel_module.KernelLayer.__annotations__) <= set(dir(kernels().Layer()))
+def test_layers_have_their_attributes(module: Any) -> None:
+    assert set(kernel_module.KernelLayer.__annotations__) <= set(dir(module.Layer()))
 
 
 def test_differences_are_found() -> None:
