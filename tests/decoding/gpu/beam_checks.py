@@ -86,9 +86,9 @@ def same_hypotheses(ours: list[list[Hypothesis]], others: list[list[Hypothesis]]
 def check_fairseq() -> None:
     """Token ids and scores of all hypotheses, where one sentence waits for a free place."""
     model = make_transformer(TASK, 1, **SIZES)
-    sample = make_sample(TASK, [3, 9, 5])
-    expected = fairseq_beam([model], TASK, sample, 3, max_len_b=7, normalize_scores=False)
-    result = compare(model, sample, 3, limits(max_len=7))
+    sample = make_sample(TASK, [3, 5, 2])
+    expected = fairseq_beam([model], TASK, sample, 3, max_len_b=5, normalize_scores=False)
+    result = compare(model, sample, 3, limits(max_len=5))
     for own, other in zip(result, expected, strict=True):
         own.sort(key=lambda hypothesis: -float(hypothesis.score))
         their = [Hypothesis(its["tokens"], its["positional_scores"], its["score"]) for its in other]
