@@ -26,7 +26,7 @@ SOFT = "alignments (soft)"
 def searches(sources: list[str], references: list[str], count: int = 461, size: int = 16) -> None:
     """Compare all hypotheses and alignments with those of fairseq's own search, beam 5, in batches of a size.
 
-    Sentences with other hypotheses are near ties if fairseq's own differ there, too, when decoded one by one.
+    Sentences with other hypotheses are near ties if fairseq's own differ there, too, in double precision.
     """
     texts, words = cut(sources[:count]), cut(references[:count])
     # Up to two phrases of each reference, in the order in which it has them: words 2 to 3, and the last one.
@@ -83,10 +83,13 @@ def compare(
     both = list(zip(found["ours"], found["theirs"], strict=True))
     others = [number for number, (one, other) in enumerate(both) if hypotheses(one) != hypotheses(other)]
     best = sum(one.tokens == other.tokens for one, other in both)
-    alone = in_batches(theirs, [texts[n] for n in others], 1, of_numbers(of_call, others))
-    unstable = sum(hypotheses(one) != hypotheses(both[n][1]) for n, one in zip(others, alone, strict=True))
-    gap = max((abs(a - b) for n in others for a, b in zip(*map(scores, both[n]), strict=True)), default=0.0)
-    ties = f"; of the other {len(others)}, fairseq's own differ alone in {unstable}, scores by {gap:.0e}"
+    for one in theirs._session.models:
+        one.double()
+    exact = in_batches(theirs, [texts[n] for n in others], 1, of_numbers(of_call, others))
+    unstable = sum(hypotheses(one) != hypotheses(both[n][1]) for n, one in zip(others, exact, strict=True))
+    for one in theirs._session.models:
+        one.float()
+    ties = f"; of the other {len(others)}, {unstable} are near ties: in float64 fairseq's own are others"
     ties = ties if others else ""
     row(
         name, f"best outputs of {best} of {len(texts)}, all hypotheses of {len(texts) - len(others)}{ties}",
@@ -114,11 +117,6 @@ def timed(owner: type, name: str) -> Iterator[list[float]]:
 def hypotheses(one: Translation) -> tuple[Any, ...]:
     """Return the tokens of all hypotheses, and the alignment of the best."""
     return one.alignment, *(each.tokens for each in (one, *one.alternatives))
-
-
-def scores(one: Translation) -> list[float]:
-    """Return the scores of all hypotheses."""
-    return [each.score for each in (one, *one.alternatives)]
 
 
 def single_searches(sources: list[str], references: list[str]) -> None:
