@@ -184,6 +184,12 @@ class TaskSession:
             say(f"--remove-bpe: not given; subwords are joined as with --remove-bpe {kind}")
 
     @cached_property
+    def _post_process(self) -> str | None:
+        """--remove-bpe, cached like `prefix_size`."""
+        kind: str | None = self.cfg.common_eval.post_process
+        return kind
+
+    @cached_property
     def text_tools(self) -> tuple[Any, Any]:
         """The objects of --tokenizer and --bpe, or None."""
         check_sentencepiece(getattr(self.cfg.bpe, "sentencepiece_model", None))
@@ -199,8 +205,9 @@ class TaskSession:
     def text(self, tokens: Sequence[int]) -> str:
         """Return raw text: join subwords and detokenise, as --remove-bpe, --bpe and --tokenizer say."""
         tokenizer, bpe = self.text_tools
-        words = torch.tensor([token for token in tokens if token not in self.stripped])
-        line = self.task.target_dictionary.string(words, self.cfg.common_eval.post_process)
+        # A list: reading numbers out of a tensor takes longer than decoding a sentence with a small model.
+        words = [token for token in tokens if token not in self.stripped]
+        line = self.task.target_dictionary.string(words, self._post_process)
         line = bpe.decode(line) if bpe is not None else line
         return tokenizer.decode(line) if tokenizer is not None else line
 
