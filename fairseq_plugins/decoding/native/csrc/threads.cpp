@@ -30,7 +30,7 @@ public:
     explicit Pool(int64_t wanted_size) : wanted_size(wanted_size) {
         try {
             for (int64_t number = 1; number < wanted_size; ++number) {
-                workers.emplace_back([this, number] { work(number); });
+                workers.emplace_back([this] { work(); });
             }
         } catch (const std::system_error&) {
         }
@@ -38,37 +38,56 @@ public:
 
     int64_t size() const { return static_cast<int64_t>(workers.size()) + 1; }
 
-    // Calls task(0) .. task(parts - 1), at most size() of them, each on its own thread; the caller takes the first.
+    // Calls task(0) .. task(parts - 1), at most size() of them. The caller takes the first, and then those that no
+    // thread has begun: the system may have given its core to another program.
     void run(int64_t parts, const std::function<void(int64_t)>& task) {
+        uint32_t own = 0;
         {
             std::lock_guard<std::mutex> lock(mutex);
             current = &task;
             wanted = parts;
-            running.store(parts - 1, std::memory_order_relaxed);
-            round.fetch_add(1, std::memory_order_release);
+            unfinished.store(parts, std::memory_order_relaxed);
+            own = round_of(next.load(std::memory_order_relaxed)) + 1;
+            next.store(static_cast<uint64_t>(own) << 32 | 1, std::memory_order_release);
         }
         wake.notify_all();
         task(0);
-        for (int polls = 0; running.load(std::memory_order_acquire) > 0; ++polls) back_off(polls);
+        unfinished.fetch_sub(1, std::memory_order_relaxed);
+        run_parts(own, parts, task);
+        for (int polls = 0; unfinished.load(std::memory_order_acquire) > 0; ++polls) back_off(polls);
     }
 
     const int64_t wanted_size;
     std::mutex in_use;
 
 private:
-    void work(int64_t number) {
-        for (uint64_t seen = 0;;) {
-            for (int spin = 0; spin < SPINS && round.load(std::memory_order_acquire) == seen; ++spin) pause();
+    static uint32_t round_of(uint64_t next) { return static_cast<uint32_t>(next >> 32); }
+
+    void work() {
+        for (uint32_t seen = 0;;) {
+            const auto is_new = [&] { return round_of(next.load(std::memory_order_acquire)) != seen; };
+            for (int spin = 0; spin < SPINS && !is_new(); ++spin) pause();
             const std::function<void(int64_t)>* task;
+            int64_t parts;
             {
                 std::unique_lock<std::mutex> lock(mutex);
-                wake.wait(lock, [&] { return round.load(std::memory_order_relaxed) != seen; });
-                seen = round.load(std::memory_order_relaxed);
-                task = number < wanted ? current : nullptr;
+                wake.wait(lock, is_new);
+                seen = round_of(next.load(std::memory_order_relaxed));
+                task = current;
+                parts = wanted;
             }
-            if (!task) continue;
-            (*task)(number);
-            running.fetch_sub(1, std::memory_order_release);
+            run_parts(seen, parts, *task);
+        }
+    }
+
+    // Runs parts of a round until all have begun. `task` may be called only while a part of its round is unfinished.
+    void run_parts(uint32_t own, int64_t parts, const std::function<void(int64_t)>& task) {
+        uint64_t claim = next.load(std::memory_order_acquire);
+        while (round_of(claim) == own && static_cast<uint32_t>(claim) < parts) {
+            if (!next.compare_exchange_weak(claim, claim + 1, std::memory_order_acquire)) continue;
+            task(static_cast<uint32_t>(claim));
+            unfinished.fetch_sub(1, std::memory_order_release);
+            claim = next.load(std::memory_order_acquire);
         }
     }
 
@@ -77,8 +96,8 @@ private:
     std::condition_variable wake;
     const std::function<void(int64_t)>* current = nullptr;
     int64_t wanted = 0;
-    std::atomic<int64_t> running{0};
-    std::atomic<uint64_t> round{0};
+    std::atomic<int64_t> unfinished{0};  // parts of the round
+    std::atomic<uint64_t> next{0};       // the round, in the upper half, and the part that begins next
 };
 
 std::atomic<int64_t> limit{1};

@@ -18,8 +18,8 @@ void set_own(int64_t count);
 // Returns the number of threads that a call may use; 1 inside `run`, because parallelism is not nested.
 int64_t available();
 
-// Calls task(0) .. task(parts - 1), each on its own thread; sequentially if another call has the pool. A single part
-// runs on the caller's thread and may use the pool itself.
+// Calls task(0) .. task(parts - 1) on threads; sequentially if another call has the pool. A single part runs on the
+// caller's thread and may use the pool itself.
 void run(int64_t parts, const std::function<void(int64_t)>& task);
 
 // Waits between two polls of another thread. After many polls it yields the core.
