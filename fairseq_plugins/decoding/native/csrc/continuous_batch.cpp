@@ -173,8 +173,7 @@ void ContinuousBatch::begin(SearchWorker& worker, const std::vector<int64_t>& se
         hypotheses[b].clear();
         steps[b] = 0;
     }
-    for_each_range(batch.sources, sentences,
-                   [&](int64_t first, int64_t last) { batch.sources.encode(encoder, first, last); });
+    batch.sources.encode(encoder, sentences);
     worker.admit(sentences, batch_size);
 }
 

@@ -34,14 +34,31 @@ void Decoder::begin(const Sources& new_sources, int64_t new_capacity, int64_t ne
 }
 
 void Decoder::read_sources(const std::vector<int64_t>& sentences) {
-    const int64_t inputs = model->layers[0].cross_key_value->inputs;
-    for_each_range(*sources, sentences, [&](int64_t first, int64_t last) {
-        const int64_t begin = sources->begins[first], end = sources->begins[last - 1] + sources->length(last - 1);
-        for (size_t layer = 0; layer < model->layers.size(); ++layer) {
-            model->layers[layer].cross_key_value->run(sources->encoded.data() + begin * inputs, end - begin,
-                                                      cross_cache.at(layer, begin));
+    if (sentences.empty()) return;
+    thread_local Floats encoded_memory, projected_memory;
+    const int64_t inputs = model->layers[0].cross_key_value->inputs, rows = sources->rows(sentences),
+                  size = cross_cache.row_size;
+    const bool is_packed = !sources->are_adjacent(sentences);
+    const float* encoded = sources->encoded.data();
+    if (is_packed) {
+        float* to = at_least(encoded_memory, rows * inputs);
+        for (const int64_t b : sentences) {
+            to = std::copy_n(encoded + sources->begins[b] * inputs, sources->length(b) * inputs, to);
         }
-    });
+        encoded = encoded_memory.data();
+    } else {
+        encoded += sources->begins[sentences[0]] * inputs;
+    }
+    for (size_t layer = 0; layer < model->layers.size(); ++layer) {
+        float* projected =
+            is_packed ? at_least(projected_memory, rows * size) : cross_cache.at(layer, sources->begins[sentences[0]]);
+        model->layers[layer].cross_key_value->run(encoded, rows, projected);
+        for (const int64_t b : sentences) {
+            const int64_t numbers = sources->length(b) * size;
+            if (is_packed) std::copy_n(projected, numbers, cross_cache.at(layer, sources->begins[b]));
+            projected += numbers;
+        }
+    }
 }
 
 void Decoder::release(int64_t row, int64_t first) const {

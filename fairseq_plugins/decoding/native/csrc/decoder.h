@@ -34,7 +34,7 @@ public:
     // Begins a batch: `beam` cache rows for each sentence, with `capacity` slots each.
     void begin(const Sources& sources, int64_t capacity, int64_t beam = 1);
 
-    // Computes the cross-attention keys and values of sentences, given in ascending order.
+    // Computes the cross-attention keys and values of sentences.
     void read_sources(const std::vector<int64_t>& sentences);
 
     // Runs rows through the layers. The states after the layers `kept` (0: before the first) go to rows.states.

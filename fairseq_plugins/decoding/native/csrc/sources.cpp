@@ -63,34 +63,48 @@ void Sources::check(const Transformer& encoder, int64_t number) const {
     }
 }
 
-bool Sources::is_repeated(int64_t number) const {
-    const int64_t* before = sentence(number - 1);
-    return length(number) == length(number - 1) && std::equal(before, before + length(number), sentence(number));
+bool Sources::are_equal(int64_t number, int64_t other) const {
+    const int64_t* tokens_of_other = sentence(other);
+    return length(number) == length(other) &&
+           std::equal(tokens_of_other, tokens_of_other + length(other), sentence(number));
 }
 
-void Sources::encode(const Transformer& encoder, int64_t first, int64_t last) {
-    if (first == last) return;
-    thread_local Floats scratch_memory;
-    const int64_t width = encoder.width;
-    // The rows of all sentences but repeated ones, one after the other; they get their places at the end.
-    float* x = encoded.data() + begins[first] * width;
+bool Sources::are_adjacent(const std::vector<int64_t>& numbers) const {
+    for (size_t index = 1; index < numbers.size(); ++index) {
+        const int64_t before = numbers[index - 1];
+        if (begins[before] + lengths[before] != begins[numbers[index]]) return false;
+    }
+    return true;
+}
+
+int64_t Sources::rows(const std::vector<int64_t>& numbers) const {
+    int64_t count = 0;
+    for (const int64_t b : numbers) count += lengths[b];
+    return count;
+}
+
+void Sources::encode(const Transformer& encoder, const std::vector<int64_t>& numbers) {
+    if (numbers.empty()) return;
+    thread_local Floats scratch_memory, packed_memory;
     std::vector<int64_t> positions, distinct, last_slots(ROW_BLOCK);
+    for (const int64_t b : numbers) {
+        if (distinct.empty() || !are_equal(b, distinct.back())) distinct.push_back(b);
+    }
+    const bool is_packed = distinct.size() < numbers.size() || !are_adjacent(numbers);
+    const int64_t width = encoder.width, count = rows(distinct);
+    float* x = is_packed ? at_least(packed_memory, count * width) : encoded.data() + begins[numbers[0]] * width;
     int64_t longest_source = 0;
-    for (int64_t b = first; b < last; ++b) {
-        const bool is_new = b == first || !is_repeated(b);
-        if (is_new) distinct.push_back(b);
+    float* to = x;
+    for (const int64_t b : distinct) {
         longest_source = std::max(longest_source, length(b));
-        for (int64_t position = 0; position < length(b); ++position) {
-            const int64_t row = begins[b] + position;
-            encoder.embed(tokens[row], embedding.data() + row * width);
-            if (!is_new) continue;
-            float* own = x + positions.size() * width;
-            std::copy_n(embedding.data() + row * width, width, own);
-            encoder.add_position(position, own);
+        for (int64_t position = 0; position < length(b); ++position, to += width) {
+            float* own = embedding.data() + (begins[b] + position) * width;
             positions.push_back(position);
+            encoder.embed(sentence(b)[position], own);
+            std::copy_n(own, width, to);
+            encoder.add_position(position, to);
         }
     }
-    const auto count = static_cast<int64_t>(positions.size());
     if (encoder.embedding_norm) encoder.embedding_norm.run(x, count, x);
     float* scratch = at_least(scratch_memory, ROW_BLOCK * attention_scratch(longest_source));
     const auto attend_self = [&](size_t index, const float* qkv, float* out) {
@@ -107,15 +121,19 @@ void Sources::encode(const Transformer& encoder, int64_t first, int64_t last) {
         }
     };
     encoder.run(x, count, positions.data(), attend_self, {}, {});
-    // From the last sentence on: places are behind the rows that are still to be copied.
-    int64_t end = count;
-    for (int64_t b = last - 1; end < begins[b] + length(b) - begins[first]; --b) {
-        const float* own = x + (end - length(b)) * width;
-        std::copy_backward(own, own + length(b) * width, encoded.data() + (begins[b] + length(b)) * width);
-        if (b == distinct.back()) {
-            end -= length(b);
-            distinct.pop_back();
+    if (!is_packed) return;
+    size_t next = 0;
+    for (const int64_t b : numbers) {
+        const bool is_repeated = next == distinct.size() || b != distinct[next];
+        const int64_t values = length(b) * width, begin = begins[b] * width;
+        if (is_repeated) {
+            std::copy_n(embedding.begin() + begins[distinct[next - 1]] * width, values, embedding.begin() + begin);
+            std::copy_n(x - values, values, encoded.begin() + begin);
+            continue;
         }
+        std::copy_n(x, values, encoded.begin() + begin);
+        x += values;
+        ++next;
     }
 }
 

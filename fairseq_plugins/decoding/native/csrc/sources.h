@@ -22,10 +22,12 @@ struct Sources {
     int64_t rows() const { return begins.back(); }
     int64_t length(int64_t sentence) const { return lengths[sentence]; }
     const int64_t* sentence(int64_t number) const { return tokens.data() + begins[number]; }
-    // Whether a sentence has the tokens of the one before it.
-    bool is_repeated(int64_t number) const;
-    // Whether a sentence's rows follow those of the sentence before it.
-    bool is_adjacent(int64_t number) const { return begins[number - 1] + lengths[number - 1] == begins[number]; }
+    // Whether two sentences have the same tokens.
+    bool are_equal(int64_t number, int64_t other) const;
+    // Whether the rows of sentences follow each other without a gap.
+    bool are_adjacent(const std::vector<int64_t>& numbers) const;
+    // Returns the number of tokens of sentences.
+    int64_t rows(const std::vector<int64_t>& numbers) const;
 
     // Copies the tokens [sentences][width] that are not `pad`. Throws std::invalid_argument for an empty sentence.
     //
@@ -45,21 +47,9 @@ struct Sources {
     // Throws std::invalid_argument if a token of a sentence is outside of the vocabulary.
     void check(const Transformer& encoder, int64_t number) const;
 
-    // Encodes the sentences `first` .. `last`, whose rows are adjacent. Several samples of a sentence are encoded once:
-    // a sentence with the tokens of the one before it is copied.
-    void encode(const Transformer& encoder, int64_t first, int64_t last);
+    // Encodes sentences together, because products of more rows are faster. Several samples of a sentence, one after
+    // the other, are encoded once.
+    void encode(const Transformer& encoder, const std::vector<int64_t>& numbers);
 };
-
-// Calls `run(first, last)` for ranges of sentences with adjacent rows, because products of more rows are faster.
-template <typename Run>
-void for_each_range(const Sources& sources, const std::vector<int64_t>& sentences, const Run& run) {
-    const auto continues = [&](size_t index) {
-        return sentences[index] == sentences[index - 1] + 1 && sources.is_adjacent(sentences[index]);
-    };
-    for (size_t first = 0, last; first < sentences.size(); first = last) {
-        for (last = first + 1; last < sentences.size() && continues(last);) ++last;
-        run(sentences[first], sentences[last - 1] + 1);
-    }
-}
 
 }  // namespace spec_dec

@@ -40,8 +40,7 @@ public:
                     own_sources.check(*encoder, b);
                 }
             }
-            for_each_range(own_sources, sentences,
-                           [&](int64_t first, int64_t last) { own_sources.encode(*encoder, first, last); });
+            own_sources.encode(*encoder, sentences);
         }
         decoder.read_sources(sentences);
     }

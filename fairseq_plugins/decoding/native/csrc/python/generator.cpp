@@ -1,6 +1,7 @@
 // The Python class that decodes batches with a method.
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -102,8 +103,11 @@ public:
             batch.sources.begin_encoding(*encoder);
             const int64_t multiply_adds =
                 batch.sources.rows() / std::max<int64_t>(sentences, 1) * encoder->multiply_adds();
-            threads::parallel_for(sentences, multiply_adds,
-                                  [&](int64_t first, int64_t last) { batch.sources.encode(*encoder, first, last); });
+            threads::parallel_for(sentences, multiply_adds, [&](int64_t first, int64_t last) {
+                std::vector<int64_t> numbers(last - first);
+                std::iota(numbers.begin(), numbers.end(), first);
+                batch.sources.encode(*encoder, numbers);
+            });
         }
         encoding += seconds_now() - began;
         if (beam <= 0) greedy.begin(batch);
