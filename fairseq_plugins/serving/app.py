@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 
 from fairseq_plugins.api.inputs import check_characters
 from fairseq_plugins.pages.template import template
+from fairseq_plugins.process.deferred import without_garbage_collection
 from fairseq_plugins.serving import libretranslate, v1
 from fairseq_plugins.serving.errors import Gone, RequestError, as_request_error
 from fairseq_plugins.serving.metrics import Metrics
@@ -100,8 +101,10 @@ def make_app(models: list[ServedModel], settings: Settings) -> FastAPI:
 
 
 def _load_all(models: list[ServedModel]) -> None:
-    for model in models:
-        model.load()
+    # In a command, the collector never visits the objects of the models later: that would stop all requests meanwhile.
+    with without_garbage_collection():
+        for model in models:
+            model.load()
 
 
 def _add_operation(app: FastAPI, server: Server) -> None:

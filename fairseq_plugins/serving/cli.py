@@ -13,6 +13,7 @@ from typing import Any
 
 from fairseq_plugins.api.options import spelling_of
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.process.deferred import without_garbage_collection
 from fairseq_plugins.shared.cli import CommandParser, not_negative, positive, run_command
 
 NAME = "spec-dec-serve"
@@ -106,7 +107,8 @@ def run(argv: Sequence[str]) -> None:
     """Parse arguments, and serve until a signal."""
     args = get_parser().parse_args(argv)
     try:
-        from fairseq_plugins.serving.process import Process
+        with without_garbage_collection():
+            from fairseq_plugins.serving.process import Process
     except ImportError as error:
         problem = "is not installed"
         raise ConfigurationError(error.name, None, problem, "pip install 'fairseq-spec-dec[serve]'") from error

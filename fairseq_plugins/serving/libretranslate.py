@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from babel import Locale
 from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field, ValidationError
 
 from fairseq_plugins.serving.errors import RequestError
@@ -33,7 +34,7 @@ def router(server: "Server") -> APIRouter:
     body = {"content": {"application/json": {"schema": TranslateRequest.model_json_schema()}}}
 
     @routes.post("/translate", openapi_extra={"requestBody": body})
-    async def translate(request: Request) -> dict[str, Any]:
+    async def translate(request: Request) -> JSONResponse:
         """Translate text or HTML. JSON, or a form."""
         asked = await _read(request)
         server.check_key(request, asked.api_key)
@@ -55,7 +56,7 @@ def router(server: "Server") -> APIRouter:
             answer["detectedLanguage"] = _same_shape(asked.q, [guess] * len(texts))
         if asked.alternatives:
             answer["alternatives"] = _same_shape(asked.q, [result.alternatives for result in results])
-        return answer
+        return JSONResponse(answer)
 
     @routes.get("/languages")
     async def languages() -> list[dict[str, Any]]:
