@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 
 import fairseq_plugins
@@ -179,24 +180,27 @@ def speed(server: Server, model: Model, texts: Sequence[str], clients: int, roun
     groups = [list(texts[start : start + size]) for start in range(0, len(texts), size)]
     bodies = [{"q": group, "source": "en", "target": "de"} for group in groups]
 
-    def fixed() -> float:
+    def fixed(batch_size: int) -> float:
         started = time.perf_counter()
-        for start in range(0, len(texts), 32):
-            model.translate(texts[start : start + 32])
+        for start in range(0, len(texts), batch_size):
+            model.translate(texts[start : start + batch_size])
         return len(texts) / (time.perf_counter() - started)
 
-    def saturated() -> float:
+    def saturated(clients: int) -> float:
         return len(texts) / asyncio.run(closed_loop(server.port, bodies, clients))[0]
 
-    part = bodies[::4]
-
     def one_by_one() -> tuple[float, list[float]]:
-        total, seconds = asyncio.run(closed_loop(server.port, part, 1))
-        return sum(len(body["q"]) for body in part) / total, seconds
+        total, seconds = asyncio.run(closed_loop(server.port, bodies, 1))
+        return len(texts) / total, seconds
 
-    fixed(), saturated()
-    before = seconds_of_processors(server)
-    table = [(fixed(), saturated(), *one_by_one()) for _ in range(rounds)]
+    fixed(32), saturated(clients)
+    table, shares = [], []
+    for _ in range(rounds):
+        batches, before, started = fixed(32), seconds_of_processors(server), time.perf_counter()
+        through = saturated(clients)
+        wall = time.perf_counter() - started
+        shares.append([(b - a) / wall for a, b in zip(before, seconds_of_processors(server), strict=True)])
+        table.append((batches, through, *one_by_one(), fixed(size)))
 
     def median(of: Callable[[Any], float]) -> float:
         return statistics.median(map(of, table))
@@ -206,21 +210,47 @@ def speed(server: Server, model: Model, texts: Sequence[str], clients: int, roun
     print(f"translate, batches of 32      {median(lambda row: row[0]):8.1f} sentences/s")
     print(f"{clients} clients, {size} a request   {through:8.1f} sentences/s")
     print(f"that over batches of 32: {ratio:.2f}, over one request after another: {serial:.2f}")
-    half = [asyncio.run(open_loop(server.port, bodies, through / size / 2)) for _ in range(rounds)]
-    found = {
-        "one after another": [second for row in table for second in row[3]],
-        "idle": asyncio.run(open_loop(server.port, part, IDLE_RATE)),
-        "half load": [second for seconds in half for second in seconds],
+    alone = median(lambda row: row[0] / row[4])
+    print(f"batches of 32 over calls of `translate` with {size}, without a server: {alone:.2f}")
+    every, own, ours = (statistics.median(column) for column in zip(*shares, strict=True))
+    print(f"meanwhile the server had {own:.2f} processors, this program {ours:.2f}, all programs {every:.2f}")
+    half_load = through / size / 2
+    part = bodies[::4]  # also of the loaded server: requests differ much in length
+    half = [asyncio.run(open_loop(server.port, part, half_load)) for _ in range(4 * rounds)]
+    idle = asyncio.run(open_loop(server.port, part, IDLE_RATE))
+    found = {"one after another": [row[3] for row in table], "idle": [idle], "half load": half}
+    # Medians of rounds: another program may disturb one of them.
+    quantiles = {
+        name: [statistics.median(column) for column in zip(*map(of_requests, rounds), strict=True)]
+        for name, rounds in found.items()
     }
-    every, own, ours = (b - a for a, b in zip(before, seconds_of_processors(server), strict=True))
-    quantiles = {name: of_requests(seconds) for name, seconds in found.items()}
     for name, (p50, p95) in quantiles.items():
         print(f"{name:18} p50 {1000 * p50:7.1f} ms   p95 {1000 * p95:7.1f} ms")
     for name in ("idle", "one after another"):
         p50s, p95s = (loaded / alone for loaded, alone in zip(quantiles["half load"], quantiles[name], strict=True))
         print(f"half load over {name}: p50 {p50s:.2f}, p95 {p95s:.2f}")
-    shares = f"the server had {own / every:.0%}, this program and its `translate` {ours / every:.0%}"
-    print(f"of the processors' work {shares}")
+    counts = (1, 2, 4, 8, 16)
+    rates = [saturated(count) / size for count in counts]
+    print(
+        "requests/s of "
+        + ", ".join(f"{count}: {rate:.0f}" for count, rate in zip(counts, rates, strict=True))
+        + " clients"
+    )
+    expected, mean = queueing_seconds(counts, rates, half_load), statistics.median(map(statistics.mean, half))
+    print(f"mean at half load: {1000 * mean:.1f} ms; of a queue with these rates: {1000 * expected:.1f} ms")
+
+
+def queueing_seconds(counts: Sequence[int], rates: Sequence[float], load: float) -> float:
+    """Return the mean seconds of a request in a queue: what chance makes of the rates, whatever the program.
+
+    A birth-death process: requests arrive independently, `load` a second, and with n in the server n are answered at
+    the rate that n clients have, in between and beyond interpolated.
+    """
+    weight, weights = 1.0, [1.0]
+    for number in range(1, 200):
+        weight *= load / float(numpy.interp(number, counts, rates))
+        weights.append(weight)
+    return sum(number * weight for number, weight in enumerate(weights)) / sum(weights) / load
 
 
 def of_requests(seconds: Sequence[float]) -> tuple[float, float]:
