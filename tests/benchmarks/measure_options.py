@@ -187,9 +187,13 @@ def against(ours: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], floa
     common = [output for output in ours if expected[output] * count >= 10]
     observed = [ours[output] for output in common]
     wanted = [expected[output] * count for output in common]
-    # Also those that were never drawn.
-    observed.append(count - sum(observed))
-    wanted.append(count - sum(wanted))
+    # Also those that were never drawn; with few tokens to draw there are none.
+    left, rest = count - sum(observed), count - sum(wanted)
+    if rest > 1e-3:
+        observed.append(left)
+        wanted.append(rest)
+    elif left:
+        raise RuntimeError(f"{left} samples are outputs that cannot be drawn")
     return chi_square([(a - b) ** 2 / b for a, b in zip(observed, wanted, strict=True)], len(wanted) - 1)
 
 
