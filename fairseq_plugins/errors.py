@@ -92,6 +92,11 @@ class ConfigurationError(ValueError):
         return one_line(": ".join([*([" ".join(subject)] if subject else []), text]))
 
 
+def spelled(text: str) -> str:
+    """Return a message with its options in braces as this process takes them."""
+    return _with_options(text, _spelling)
+
+
 def _with_options(text: str, spelling: Spelling) -> str:
     """Spell the options in braces."""
     first, *others = text.split("{--")

@@ -151,5 +151,5 @@ def find_subwords(folder: Path, given: str | Path | None = None) -> Path | None:
                 raise ConfigurationError("--subwords", found, f"{pair} has no {name}", remedy)
         return pair
     if not found.is_file():
-        raise ConfigurationError("--subwords", found, "no such file", "give a sentencepiece model or subword-nmt codes")
+        raise ConfigurationError("--subwords", found, "no such file", "give a sentencepiece model, or codes")
     return found

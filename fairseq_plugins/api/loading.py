@@ -165,24 +165,35 @@ def _load(
         if models is not None:
             session.models = models
         check_text_tools(session, files.subwords)
+        if session.task.source_dictionary is not None:
+            _check_subwords(files, session.task.source_dictionary.symbols, tokenizer is not None)
         model = Model(session, files.languages, threads, partial(load, **_absolute(arguments)))
-    if files.subwords is None and tokenizer is None and session.task.source_dictionary is not None:
-        _warn_of_subwords(files.data, session.task.source_dictionary.symbols)
     return model
 
 
-def _warn_of_subwords(data: str, symbols: Sequence[str]) -> None:
-    """Warn of a dictionary that is full of subwords, if no file cuts text into them."""
+def _check_subwords(files: ModelFiles, symbols: Sequence[str], is_cut: bool) -> None:
+    """Compare a dictionary with the file that cuts text: warn without a file, unless text is said to be cut already.
+
+    Raises:
+        ConfigurationError: if the dictionary has the subwords of the other kind only.
+    """
     marked = {
         "subword-nmt or fastBPE (@@)": sum(symbol.endswith("@@") for symbol in symbols),
         "sentencepiece (\u2581)": sum(symbol.startswith("\u2581") for symbol in symbols),
     }
     kind = max(marked, key=marked.__getitem__)
-    if marked[kind] > len(symbols) / 20:
+    if marked[kind] <= len(symbols) / 20:
+        return
+    if files.subwords is None and not is_cut:
         logger.warning(
-            f"{data}: the dictionaries have subwords of {kind}, and no file that cuts text into them is given: text is "
-            "read as subwords with spaces between, and written so; give the codes or the model as subwords"
+            f"{files.data}: the dictionaries have subwords of {kind}, and no file that cuts text into them is given: "
+            "text is read as subwords with spaces between, and written so; give the codes or the model as subwords"
         )
+    given = files.subwords is not None and Path(files.subwords)
+    if given and not given.is_dir() and (given.suffix == ".model") != ("sentencepiece" in kind):
+        problem = f"cuts no subwords of {kind}, which the dictionaries have"
+        remedy = "give the file that cut the model's training text"
+        raise ConfigurationError("--subwords", given, problem, remedy)
 
 
 def configuration(files: ModelFiles, decoder: str, precision: str, options: Mapping[str, Any]) -> DictConfig:

@@ -14,13 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 from fairseq_plugins.api.files import GPT2_FILES, ModelFiles
 from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.data.fastbpe_codes import FastBPECodesConfig, is_fastbpe
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, spelled
 
 logger = logging.getLogger(__name__)
 
 # What Moses writes for an apostrophe, quotes, & | < > [ ], and for a hyphen inside a word.
 _ESCAPED = re.compile(rb"&(apos|quot|amp|lt|gt|#124|#91|#93);?")
-_DASH = re.compile(rb"^@-@ ", re.MULTILINE)
+_DASH = re.compile(rb"^(\xe2\x96\x81)?@-@ ", re.MULTILINE)  # after sentencepiece's mark of a word
 
 
 def set_text_tools(cfg: DictConfig, files: ModelFiles, tokenizer: str | None) -> None:
@@ -29,14 +29,14 @@ def set_text_tools(cfg: DictConfig, files: ModelFiles, tokenizer: str | None) ->
     Args:
         cfg: fairseq's whole configuration.
         files: of the model.
-        tokenizer: "moses", "none", or None to choose by subwords and dictionary; the choice is logged once.
+        tokenizer: "moses", "none", or None to choose by subwords and dictionary; the choice is logged once. Moses
+            escapes characters and splits hyphens only if the dictionary has its marks.
 
     Raises:
         ConfigurationError: for another tokenizer, or a file that is no subword model.
     """
     if tokenizer not in (None, "moses", "none"):
         raise ConfigurationError("--tokenizer", tokenizer, remedy="choose moses or none, or leave it out")
-    escapes = splits_dashes = True
     if files.subwords is None:
         tokenizer = tokenizer or "none"
     elif files.subwords.endswith(".model"):
@@ -49,11 +49,9 @@ def set_text_tools(cfg: DictConfig, files: ModelFiles, tokenizer: str | None) ->
             cfg.bpe = OmegaConf.structured(FastBPECodesConfig(_name="fastbpe_codes", bpe_codes=files.subwords))
         else:
             cfg.bpe = OmegaConf.structured(SubwordNMTBPEConfig(_name="subword_nmt", bpe_codes=files.subwords))
-        if tokenizer is None:
-            named = Path(files.data, f"dict.{files.source_lang}.txt")
-            escapes, splits_dashes = marks_of_moses(named if named.is_file() else Path(files.data, "dict.txt"))
-            tokenizer = "moses" if escapes or splits_dashes else "none"
+        tokenizer = tokenizer or _by_marks(_dictionary(files))
     if tokenizer == "moses":
+        escapes, splits_dashes = marks_of_moses(_dictionary(files))
         cfg.tokenizer = OmegaConf.structured(
             MosesTokenizerConfig(
                 _name="moses",
@@ -76,12 +74,23 @@ def check_text_tools(session: TaskSession, subwords: str | None) -> None:
         raise ConfigurationError("--subwords", subwords, f"cannot be read ({reason})", "copy the file again") from error
 
 
-@cache
+def _dictionary(files: ModelFiles) -> Path:
+    named = Path(files.data, f"dict.{files.source_lang}.txt")
+    return named if named.is_file() else Path(files.data, "dict.txt")
+
+
 def marks_of_moses(dictionary: Path) -> tuple[bool, bool]:
-    """Return whether a dictionary has characters that Moses escapes, and hyphens that it splits off; log it."""
+    """Return whether a dictionary has characters that Moses escapes, and hyphens that it splits off."""
     content = dictionary.read_bytes() if dictionary.is_file() else b""
-    escapes, splits_dashes = _ESCAPED.search(content) is not None, _DASH.search(content) is not None
+    return _ESCAPED.search(content) is not None, _DASH.search(content) is not None
+
+
+@cache
+def _by_marks(dictionary: Path) -> str:
+    """Return the tokenizer of a dictionary; log the choice."""
+    escapes, splits_dashes = marks_of_moses(dictionary)
     found = " and ".join([*(["&apos; or the like"] if escapes else []), *(["@-@"] if splits_dashes else [])])
     choice = f"moses, since {dictionary} has {found}" if found else f"none, since {dictionary} has no &apos; and no @-@"
-    logger.warning(f'tokenizer: {choice}; tokenizer="moses" or "none" says otherwise (check model.tokenize)')
-    return escapes, splits_dashes
+    other = "none" if found else "moses"
+    logger.warning(spelled(f"tokenizer: {choice}; {{--tokenizer {other}}} says otherwise (check model.tokenize)"))
+    return "moses" if found else "none"

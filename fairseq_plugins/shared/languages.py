@@ -24,6 +24,8 @@ def find_languages(folder: Path, given: tuple[str | None, str | None] = (None, N
         for language in (source, target):
             if language is not None and language not in known:
                 remedy = f"it has those of {', '.join(known)}"
+                if {"src", "tgt"} <= set(known):
+                    remedy += "; leave out {--source-lang} and {--target-lang}"
                 raise ConfigurationError(None, folder, f"has no dict.{language}.txt", remedy)
         others = [language for language in known if language not in given]
         if source is not None and target is not None:
@@ -38,4 +40,6 @@ def find_languages(folder: Path, given: tuple[str | None, str | None] = (None, N
     if {"src", "tgt"} <= set(known):
         return "src", "tgt"
     problem = f"does not say which of {', '.join(known)} is the source"
-    raise ConfigurationError(None, folder, problem, "give {--source-lang} and {--target-lang}")
+    raise ConfigurationError(
+        None, folder, problem, "give {--source-lang} and {--target-lang}, or name it NAME.SOURCE-TARGET"
+    )

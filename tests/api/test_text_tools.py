@@ -11,7 +11,8 @@ from omegaconf import OmegaConf
 
 import fairseq_plugins
 from fairseq_plugins.api.files import find_files
-from fairseq_plugins.api.text_tools import marks_of_moses, set_text_tools
+from fairseq_plugins.api.text_tools import _by_marks, set_text_tools
+from tests.errors import error_about
 from tests.support import REPOSITORY
 
 MULTI30K = REPOSITORY / "checkpoints" / "multi30k.en-de"
@@ -25,6 +26,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(MULTI30K, copy, ignore=shutil.ignore_patterns("SHA256SUMS"))
     (copy / "subwords.model").unlink()
     (copy / "bpe.codes").write_text("#version: 0.2\na b\n")
+    for language in ("en", "de"):
+        file = copy / f"dict.{language}.txt"
+        file.write_text(file.read_text(encoding="utf-8").replace("\u2581", "~~"), encoding="utf-8")
     return copy
 
 
@@ -49,23 +53,35 @@ def words(folder: Path, tokenizer: str | None = None) -> str:
 
 
 def test_the_dictionary_chooses_the_tokenizer(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    marks_of_moses.cache_clear()
+    _by_marks.cache_clear()
     assert words(folder) == words(folder) == words(folder, tokenizer="none") == TEXT
     model = fairseq_plugins.load(folder, decoder="greedy", device="cpu")
     assert " ".join(model.tokenize(TEXT)).replace("@@ ", "") == TEXT
-    assert words(folder, tokenizer="moses") == "Isn &apos;t a well @-@ known dog"
+    # Without its marks in the dictionary, Moses's tokenizer neither escapes nor splits hyphens.
+    assert words(folder, tokenizer="moses") == "Isn 't a well-known dog"
     both = with_words(folder, tmp_path / "both.en-de", "&apos;s", "@-@")
     assert words(both) == "Isn &apos;t a well @-@ known dog"
-    assert words(both, tokenizer="none") == TEXT
+    assert words(both, tokenizer="none") == TEXT and words(both, tokenizer="moses") == words(both)
     assert words(with_words(folder, tmp_path / "escapes.en-de", "&quot;")) == "Isn &apos;t a well-known dog"
     assert words(with_words(folder, tmp_path / "dashes.en-de", "@-@")) == "Isn 't a well @-@ known dog"
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert [message.split(", ")[0] for message in said] == ["tokenizer: none", *["tokenizer: moses"] * 3]
     assert f"since {folder}/dict.en.txt has no &apos; and no @-@" in said[0]
     assert f"since {both}/dict.en.txt has &apos; or the like and @-@" in said[1] and "model.tokenize" in said[1]
+    assert 'tokenizer="none" says otherwise' in said[1]  # as the process spells options
 
 
 def test_models_of_sentencepiece_have_no_tokenizer(caplog: pytest.LogCaptureFixture) -> None:
     model = fairseq_plugins.load(MULTI30K, decoder="greedy", device="cpu")
     assert model.tokenize("Isn't")[0].startswith("\u2581") and "&apos" not in "".join(model.tokenize("Isn't"))
     assert not caplog.records
+
+
+def test_subwords_of_another_kind_than_the_dictionary(folder: Path, tmp_path: Path) -> None:
+    codes, model = folder / "bpe.codes", MULTI30K / "subwords.model"
+    with error_about("--subwords", "cuts no subwords of sentencepiece (.*), which the dictionaries have"):
+        fairseq_plugins.load(MULTI30K, decoder="greedy", device="cpu", subwords=codes)
+    marked = with_words(folder, tmp_path / "marked.en-de", *(f"w{number}@@" for number in range(600)))
+    with error_about("--subwords", "cuts no subwords of subword-nmt or fastBPE"):
+        fairseq_plugins.load(marked, decoder="greedy", device="cpu", subwords=model)
+    assert fairseq_plugins.load(marked, decoder="greedy", device="cpu").tokenize("ab c") == ["a@@", "b", "c"]
