@@ -20,6 +20,7 @@ from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.requests import ClientDisconnect
 
 from fairseq_plugins.api.inputs import check_characters
+from fairseq_plugins.errors import did_you_mean
 from fairseq_plugins.pages.template import template
 from fairseq_plugins.process.deferred import without_garbage_collection
 from fairseq_plugins.serving import libretranslate, v1
@@ -157,7 +158,13 @@ def _answer(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"] if part != "body")
-        error = RequestError(400, f"{place or 'the body'}: {first['msg']}")
+        message = first["msg"]
+        if first["type"] == "extra_forbidden":
+            name = str(first["loc"][-1])
+            nearest = did_you_mean(name, {*v1.V1Request.model_fields, *v1.Options.model_fields})
+            belongs = "give it in options" if name in v1.Options.model_fields else nearest
+            message = f"no such field; {belongs or 'see /docs'}"
+        error = RequestError(400, f"{place or 'the body'}: {message}")
     elif isinstance(error, json.JSONDecodeError):
         error = RequestError(400, f"the body is not JSON: {error.msg}")
     if not isinstance(error, HTTPException):

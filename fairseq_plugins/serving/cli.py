@@ -6,12 +6,14 @@ spec-dec-serve checkpoints/multi30k.en-de
 import argparse
 import logging
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fairseq_plugins.api.options import spelling_of
+from fairseq_plugins.conversion.convert import missing_folder
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.process.deferred import without_garbage_collection
 from fairseq_plugins.shared.cli import CommandParser, not_negative, positive, run_command
@@ -103,6 +105,18 @@ def make_models(args: argparse.Namespace) -> list[Any]:
     return models
 
 
+def check_address(host: str, port: int) -> None:
+    """Raise ConfigurationError for an address that cannot be listened at, before anything is loaded."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind((address[0], port, *address[2:]))  # getaddrinfo cuts ports above 65535
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigurationError("--port", port, f"{host} cannot be listened at ({reason})", "give another") from error
+
+
 def run(argv: Sequence[str]) -> None:
     """Parse arguments, and serve until a signal."""
     args = get_parser().parse_args(argv)
@@ -124,6 +138,10 @@ def run(argv: Sequence[str]) -> None:
         origins=tuple(args.allow_origin),
     )
     models = make_models(args)
+    for model in models:
+        if not Path(model.folder).exists():
+            raise missing_folder("folder", Path(model.folder), "one with verifier.pt and dictionaries")
+    check_address(args.host, args.port)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING, force=True)
     logging.getLogger(NAME).setLevel(logging.INFO)
     logging.getLogger("uvicorn.error").setLevel(logging.INFO)

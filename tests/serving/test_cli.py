@@ -52,6 +52,15 @@ def test_languages_are_the_models_or_the_given_ones() -> None:
 def test_wrong_arguments_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["en=folder"]) == 2
     assert capsys.readouterr().err.strip().endswith("MODEL en=folder: give SOURCE-TARGET=FOLDER, such as en-de=folder")
+    assert cli.main(["nothing.en-de"]) == 2
+    assert "folder nothing.en-de: no such folder; give one" in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert cli.main([str(FOLDER), "--port", str(port)]) == 2
+    assert f"--port {port}: 127.0.0.1 cannot be listened at (Address already in use)" in capsys.readouterr().err
+    assert cli.main([str(FOLDER), "--port", "70000"]) == 2
+    assert cli.main([str(FOLDER), "--int8"]) == 2
+    assert "--int8: no such option; options of decoding are given as --set int8=VALUE" in capsys.readouterr().err
 
 
 def free_port() -> int:
