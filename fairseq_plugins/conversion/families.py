@@ -76,7 +76,8 @@ class Config:
     def __init__(self, folder: Path) -> None:
         self.file = folder / "config.json"
         if not self.file.is_file():
-            raise ConfigurationError(None, self.file, "no such file", "give a folder that save_pretrained wrote")
+            remedy = "give a folder that save_pretrained wrote, or {--int8} for one of fairseq's"
+            raise ConfigurationError(None, self.file, "no such file", remedy)
         generation = folder / "generation_config.json"
         self.values: dict[str, Any] = {}
         self.own: dict[str, Any] = {}  # those of config.json

@@ -128,8 +128,11 @@ def advised(message: str, parser: argparse.ArgumentParser) -> ConfigurationError
     """Return an error of argparse with the nearest option or value that exists, in place of a list of all."""
     unknown = re.match(r"unrecognized arguments: .*?(--[\w-]+)", message)
     if unknown is not None:
-        nearest = did_you_mean(unknown[1], parser._option_string_actions)
-        return ConfigurationError(None, unknown[1], NO_SUCH_OPTION, nearest)
+        remedy = did_you_mean(unknown[1], parser._option_string_actions)
+        if "--set" in parser._option_string_actions:
+            name = unknown[1].removeprefix("--").replace("-", "_")
+            remedy += f"{' ' if remedy else ''}options of decoding are given as --set {name}=VALUE"
+        return ConfigurationError(None, unknown[1], NO_SUCH_OPTION, remedy)
     argument = re.match(r"argument ([^:]+): (.*)", message, re.DOTALL)
     if argument is None:
         return ConfigurationError(None, None, message)

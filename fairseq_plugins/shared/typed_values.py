@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
@@ -67,7 +67,7 @@ def checked(values: Any, kind: type[T] | Any) -> T:
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
-        raise WrongValue(str(error)) from error
+        raise WrongValue(str(error), kind) from error
 
 
 class WrongValue(ValueError):
@@ -78,10 +78,12 @@ class WrongValue(ValueError):
         remedy: what to give, as "give a whole number of at least 1".
     """
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, kind: Any) -> None:
         super().__init__(reason)
         expected, _, place = reason.partition(" - at `$.")
         self.name = place.rstrip("`").partition("[")[0]
+        if expected.startswith("Invalid enum value"):
+            expected = " or ".join(map(str, get_args(get_type_hints(kind)[self.name])))
         for found, said in _WORDS:
             expected = re.sub(found, said, expected)
         self.remedy = f"give {expected}"

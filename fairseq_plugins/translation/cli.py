@@ -65,7 +65,8 @@ def get_parser() -> CommandParser:
     model("--data", metavar="FOLDER", help="folder of the dictionaries, if not FOLDER")
     task = "fairseq's task, for a model whose task adds language tokens (default: spec_dec)"
     model("--task", default="spec_dec", metavar="NAME", help=task)
-    model("--subwords", metavar="FILE", help="sentencepiece model, or codes of subword-nmt (default: those of FOLDER)")
+    cut = "sentencepiece model, or codes of subword-nmt or fastBPE (default: those of FOLDER)"
+    model("--subwords", metavar="FILE", help=cut)
     moses = "tokenizer that splits text before subwords (default: moses if FOLDER has codes of subword-nmt or fastBPE "
     moses += "and its source dictionary marks of Moses, else none)"
     model("--tokenizer", choices=["moses", "none"], help=moses)

@@ -2,8 +2,10 @@
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 from fairseq_plugins.api import Memory, Model
+from fairseq_plugins.api.memory import FILE as MEMORY_FILE
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.draft_files import check_known, read_drafts
 
@@ -30,6 +32,9 @@ def draft_sources(args: argparse.Namespace) -> "DraftSources | None":
         option = "--memory" if args.drafts is None else "--drafts"
         problem = f"is for {{--decoder reuse}}, not {args.decoder}"
         raise ConfigurationError(option, None, problem, "leave one of them out")
+    if args.memory is not None and not args.memory_add and not Path(args.memory, MEMORY_FILE).is_file():
+        remedy = "name the folder of a memory, or begin one with {--memory-add}"
+        raise ConfigurationError("--memory", args.memory, f"has no {MEMORY_FILE}", remedy)
     if args.drafts is not None and args.input is None:
         raise ConfigurationError("--drafts", None, "have a line for each line of a file", "give {--input}")
     return DraftSources(args.drafts or [], args.input, args.memory, args.memory_add)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import numpy
 import pytest
@@ -26,6 +26,7 @@ class Values(TypedDict, total=False):
     count: Annotated[int, Meta(ge=1)]
     share: Annotated[float, Meta(ge=0, le=1)] | None
     names: list[str]
+    order: Literal["sorted", "random"]
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,7 @@ class Values(TypedDict, total=False):
         ({"share": 1.5}, "share", "give a number of at most 1"),
         ({"share": float("nan")}, "share", "give a number of at least 0"),
         ({"names": "a"}, "names", "give a list, not str"),
+        ({"order": "x"}, "order", "give sorted or random"),
         ({"names": ["a", None]}, "names", "give text, not None"),
     ],
 )
