@@ -14,6 +14,7 @@ from tests.support import (
     Options,
     assert_same_output,
     fairseq_greedy,
+    make_drafter,
     make_generator,
     make_sample,
     make_task,
@@ -73,6 +74,25 @@ def test_output_is_fairseqs_whatever_the_policy_chooses(
         generator.backend.method.policy.costs = costs
     for _ in range(3):
         assert_same_output(generator.generate([verifier], sample), expected)
+
+
+@pytest.mark.parametrize("can_be_free", [True, False])
+def test_dear_drafter_does_not_forbid_copies_before_it(can_be_free: bool) -> None:
+    """A drafter that drafts where nothing can be copied has a cost. Copies have none, which is learned."""
+    task = make_task(60)
+    verifier = make_transformer(task, 2)
+    sample = make_sample(task, [9, 4, 12, 7])
+    expected = fairseq_greedy([verifier], task, sample, max_len_b=30)
+    sample["drafts"] = [[hypotheses[0]["tokens"].tolist()] for hypotheses in expected]
+    how = Options("reuse", fixed_width=False, iad_fallback="gad")
+    generator, stats = make_generator([verifier], task, how, make_drafter(task, 3), max_len_b=30)
+    costs = kernels().Costs(linear(1.0, 0), linear(99.0, 0), linear(1.0, 0), can_be_free=can_be_free)
+    generator.backend.method.policy.costs = costs
+    for _ in range(2):
+        assert_same_output(generator.generate([verifier], sample), expected)
+    tokens, last = sum(len(row[0]["tokens"]) for row in expected), stats.recorded[-len(expected) :]
+    iterations = sum(sentence.iterations for sentence in last)
+    assert iterations < tokens / 5 if can_be_free else iterations == tokens
 
 
 @pytest.mark.parametrize(("name", "options"), METHODS, ids=lambda value: str(value))

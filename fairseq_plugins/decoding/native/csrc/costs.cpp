@@ -17,7 +17,10 @@ public:
     int64_t max_width(const Batch&) const override { return width; }
     void begin_batch(const Batch& batch) override { drafter->begin_batch(batch); }
     void begin(const Batch& batch, const std::vector<int64_t>& sentences) override { drafter->begin(batch, sentences); }
-    void draft(Work& work) override { drafter->draft_in_full(work); }
+    void draft(Work& work) override {
+        drafter->costly().draft(work);
+        work.drafts.fill(0);
+    }
     void observe(const Work& work) override { drafter->observe(work); }
     std::vector<int> layers_read() const override { return drafter->layers_read(); }
     bool reads_all_predictions() const override { return drafter->reads_all_predictions(); }
@@ -93,6 +96,7 @@ Costs measure_costs(std::shared_ptr<const Transformer> model, const OutputHead& 
                     int64_t width) {
     Costs costs;
     costs.prepare = HUGE_VAL;
+    costs.can_be_free = &drafter->costly() != drafter.get();
     const auto without_drafts = [&](int64_t sentences) {
         GreedySearch search(model, head, nullptr, nullptr, nullptr);
         measure(search, *model, sentences, 0, costs);

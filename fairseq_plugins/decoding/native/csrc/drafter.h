@@ -213,11 +213,8 @@ public:
     // Adds tokens to the drafts of active sentences with `batch.is_drafted`.
     virtual void draft(Work& work) = 0;
 
-    // Drafts to the full width at the cost of a draft that no short cut makes cheaper, to measure it.
-    virtual void draft_in_full(Work& work) {
-        draft(work);
-        work.drafts.fill(0);
-    }
+    // Returns the drafter whose drafts are what costs time.
+    virtual Drafter& costly() { return *this; }
 
     // Reads the result of an iteration. `batch.lengths` does not count its tokens yet.
     virtual void observe(const Work&) {}

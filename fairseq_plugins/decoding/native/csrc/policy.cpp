@@ -72,6 +72,8 @@ Plan Policy::best_plan(double sentences) const {
         row_seconds[t] =
             (cost(costs.verify, sentences * (t + 2)) - cost(costs.verify, sentences * (t + 1))) / sentences;
     }
+    // Optimistic, so that drafts are tried.
+    const double free = costs.can_be_free ? (known.free + PRIOR_DRAFTS) / (known.attempts + PRIOR_DRAFTS) : 0;
     Plan best{0, 0, greedy_rate, nullptr};
     double rate = greedy_rate;
     for (int round = 0; round < ROUNDS; ++round) {
@@ -91,7 +93,7 @@ Plan Policy::best_plan(double sentences) const {
                 seconds += sentences * reach * row_seconds[t];
                 tokens += reach * survival[i];
             }
-            const double drafting = cost(costs.draft, sentences * (t + 1)) + OVERHEAD * step;
+            const double drafting = (1 - free) * cost(costs.draft, sentences * (t + 1)) + OVERHEAD * step;
             const double rate_of_width = sentences * tokens / (drafting + seconds);
             if (rate_of_width > best.rate) best = {t + 1, rate_of_width, greedy_rate, verified};
         }
@@ -120,6 +122,9 @@ double Policy::seconds_to_start(int64_t source, int64_t states) const {
 
 void Policy::learn(const SurvivalCounts& more) {
     std::lock_guard<std::mutex> lock(mutex);
+    const double kept_attempts = always_drafts ? 1 : HORIZON / std::max(HORIZON, known.attempts + more.attempts);
+    known.attempts = kept_attempts * (known.attempts + more.attempts);
+    known.free = kept_attempts * (known.free + more.free);
     for (int64_t t = 0; t < std::min<int64_t>(width, more.drafts.size()); ++t) {
         const double total = known.drafts[t] + more.drafts[t];
         // Positions that are no longer drafted keep their counts.

@@ -24,10 +24,11 @@ namespace spec_dec {
 using CostTable = std::map<double, double>;  // seconds of a call by its size; at least two entries
 
 struct Costs {
-    CostTable step;      // iteration without drafts, by number of sentences
-    CostTable draft;     // drafting and observing, by number of drafted tokens, before pruning
-    CostTable verify;    // verification and acceptance, by number of rows
-    double prepare = 0;  // the drafter's start of a sentence, for each source token
+    CostTable step;            // iteration without drafts, by number of sentences
+    CostTable draft;           // drafting and observing, by number of drafted tokens, before pruning
+    CostTable verify;          // verification and acceptance, by number of rows
+    double prepare = 0;        // the drafter's start of a sentence, for each source token
+    bool can_be_free = false;  // whether drafts that another drafter finds first have no cost
 };
 
 constexpr int BINS = 20;  // of survival, as the drafter's probabilities predict it
@@ -47,6 +48,7 @@ struct SurvivalCounts {
 
     std::vector<double> drafts;                       // [width], drafts that were allowed a token at the position
     std::vector<double> drafted, verified, accepted;  // [width][BINS], tokens; pruned ones are drafted only
+    double attempts = 0, free = 0;                    // drafts by two drafters, and those by the one without a cost
 };
 
 struct Plan {

@@ -27,12 +27,18 @@ public:
     }
     void draft(Work& work) override {
         first->draft(work);
+        if (SurvivalCounts* counts = work.drafts.survival_counts) {
+            for (size_t index = 0; index < work.active.size(); ++index) {
+                if (!work.batch.is_drafted[work.active[index]]) continue;
+                counts->attempts += 1;
+                counts->free += work.drafts.count(index) > 0;
+            }
+        }
         const int64_t width = second->max_width(work.batch);
         work.drafts.reopen_empty(width);
         second->draft(work);
     }
-    // As if the first drafter had found nothing, as synthetic sources would hide what the second one costs.
-    void draft_in_full(Work& work) override { second->draft_in_full(work); }
+    Drafter& costly() override { return second->costly(); }
     void observe(const Work& work) override {
         first->observe(work);
         second->observe(work);

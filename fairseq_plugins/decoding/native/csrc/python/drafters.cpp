@@ -18,7 +18,8 @@ void bind_policy(nb::module_& m) {
         .def_prop_ro("is_faster", &Plan::is_faster)
         .def_prop_ro("verified", [](const Plan& self) { return *self.verified; });
     nb::class_<Costs>(m, "Costs", "Seconds by size: see policy.h.")
-        .def(nb::init<CostTable, CostTable, CostTable, double>(), "step"_a, "draft"_a, "verify"_a, "prepare"_a = 0)
+        .def(nb::init<CostTable, CostTable, CostTable, double, bool>(), "step"_a, "draft"_a, "verify"_a,
+             "prepare"_a = 0, "can_be_free"_a = false)
         .def_ro("step", &Costs::step)
         .def_ro("draft", &Costs::draft)
         .def_ro("verify", &Costs::verify)
