@@ -50,7 +50,8 @@ def test_text_without_subwords(corpus: Corpus) -> None:
     assert session.stripped == {dictionary.eos()}  # needs the models, which do not fit a larger dictionary
     tokens = [dictionary.add_symbol(symbol) for symbol in ("ha@@", "lo", "du")]
     assert session.text(tokens) == "halo du"
-    session.cfg.common_eval.post_process = None
+    session = open_session(corpus)
+    tokens = [session.task.target_dictionary.add_symbol(symbol) for symbol in ("ha@@", "lo", "du")]
     assert session.text(tokens) == "ha@@ lo du"
 
 
