@@ -33,7 +33,7 @@ void weighted_sum(const float* weights, int64_t row_stride, int64_t slots, const
                   int begin, int width, float* out, int64_t out_stride) {
     for (; begin + PANELS * PANEL <= width; begin += PANELS * PANEL) {
         multiply_panels<ROWS, PANELS>(
-            weights, row_stride, slots, values + begin, PANEL, stride,
+            weights, row_stride, 1, slots, values + begin, PANEL, stride,
             [&](int row, int v, Vector sums) { store(out + row * out_stride + begin + v * LANES, sums); });
     }
     if constexpr (PANELS > 1) {

@@ -24,6 +24,8 @@ constexpr int ACCUMULATORS = 12, MAX_ROWS = 6;
 #endif
 
 constexpr int PANEL = Linear::PANEL;
+// Rows whose sums for one panel fit in registers.
+constexpr int ONE_PASS_ROWS = PANEL == LANES ? ACCUMULATORS : MAX_ROWS;
 
 // Calls `run` with `count` (1 to MOST) as an integral constant.
 template <int MOST, typename Run>
@@ -102,10 +104,10 @@ inline bool has_vector_epilogue(const Target& target) {
 }
 
 // Multiplies ROWS rows of x by PANELS panels of a weight. put(row, v, sums) receives vector v of the results of a row.
-// Strides: between rows of x, between panels, and between the inputs of a panel.
+// Strides: between rows of x and their values, between panels, and between the inputs of a panel.
 template <int ROWS, int PANELS, typename Number, typename Put>
-__attribute__((always_inline)) inline void multiply_panels(const float* x, int64_t row_stride, int64_t inputs,
-                                                           const Number* panels, int64_t panel_stride,
+__attribute__((always_inline)) inline void multiply_panels(const float* x, int64_t row_stride, int64_t value_stride,
+                                                           int64_t inputs, const Number* panels, int64_t panel_stride,
                                                            int64_t input_stride, const Put& put) {
     constexpr int VECTORS = PANELS * PANEL / LANES, IN_PANEL = PANEL / LANES;
     Vector sums[ROWS][VECTORS] = {};
@@ -119,7 +121,7 @@ __attribute__((always_inline)) inline void multiply_panels(const float* x, int64
         // Keep the smaller operand in registers.
         if constexpr (ROWS < VECTORS) {
             Vector values[ROWS];
-            for (int row = 0; row < ROWS; ++row) values[row] = splat(x[row * row_stride + i]);
+            for (int row = 0; row < ROWS; ++row) values[row] = splat(x[row * row_stride + i * value_stride]);
             for (int v = 0; v < VECTORS; ++v) {
                 const Vector weights = weight(v);
                 for (int row = 0; row < ROWS; ++row) sums[row][v] = fma(values[row], weights, sums[row][v]);
@@ -127,12 +129,14 @@ __attribute__((always_inline)) inline void multiply_panels(const float* x, int64
         } else {
             Vector weights[VECTORS];
             for (int v = 0; v < VECTORS; ++v) weights[v] = weight(v);
+#pragma GCC unroll 24
             for (int row = 0; row < ROWS; ++row) {
-                const Vector value = splat(x[row * row_stride + i]);
+                const Vector value = splat(x[row * row_stride + i * value_stride]);
                 for (int v = 0; v < VECTORS; ++v) sums[row][v] = fma(value, weights[v], sums[row][v]);
             }
         }
     }
+#pragma GCC unroll 24
     for (int row = 0; row < ROWS; ++row) {
         for (int v = 0; v < VECTORS; ++v) put(row, v, sums[row][v]);
     }

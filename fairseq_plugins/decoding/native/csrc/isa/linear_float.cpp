@@ -32,7 +32,8 @@ __attribute__((always_inline)) inline void multiply_panels_narrow(const float* x
 }
 #endif
 
-// Multiplies ROWS rows by PANELS panels with the vectors that suit the processor.
+// Multiplies ROWS rows by PANELS panels with the vectors that suit the processor. x: [ROWS][inputs], and of more than
+// MAX_ROWS rows [inputs][ROWS], which are too many for the addresses in registers and the ways of a cache.
 template <int ROWS, int PANELS, typename Number, typename Put>
 __attribute__((always_inline)) inline void multiply(const float* x, int64_t inputs, const Number* panels,
                                                     const Put& put) {
@@ -41,7 +42,11 @@ __attribute__((always_inline)) inline void multiply(const float* x, int64_t inpu
         if (converts_narrow()) return multiply_panels_narrow<PANELS>(x, inputs, panels, put);
     }
 #endif
-    multiply_panels<ROWS, PANELS>(x, inputs, inputs, panels, inputs * PANEL, PANEL, put);
+    if constexpr (ROWS > MAX_ROWS) {
+        multiply_panels<ROWS, PANELS>(x, 1, ROWS, inputs, panels, inputs * PANEL, PANEL, put);
+    } else {
+        multiply_panels<ROWS, PANELS>(x, inputs, 1, inputs, panels, inputs * PANEL, PANEL, put);
+    }
 }
 
 // Multiplies ROWS rows by a block of panels, which stays in the first-level cache for further rows.
@@ -82,10 +87,29 @@ __attribute__((noinline)) void multiply_panel_block(const Number* weight, const 
     }
 }
 
+// Multiplies by a weight that is read once: in the first of several passes it would be awaited.
+template <typename Number>
+void multiply_in_one_pass(const Number* weight, const float* bias, int inputs, const float* x, int64_t rows,
+                          int outputs, const Target& target) {
+    thread_local std::vector<float> interleaved;
+    interleaved.resize(rows * inputs);
+    for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t i = 0; i < inputs; ++i) interleaved[i * rows + row] = x[row * inputs + i];
+    }
+    with_count<ONE_PASS_ROWS>(rows, [&](auto count) {
+        if constexpr (count > MAX_ROWS) {
+            multiply_panel_block<Number, count>(weight, bias, inputs, interleaved.data(), outputs, target);
+        }
+    });
+}
+
 // Multiplies all rows by a weight in panels, block by block. weight: the first of `outputs` outputs.
 template <typename Number>
 void multiply_in_panels(const Number* weight, const float* bias, int inputs, const float* x, int64_t rows, int outputs,
                         const Target& target) {
+    if (rows > MAX_ROWS && rows <= ONE_PASS_ROWS) {
+        return multiply_in_one_pass(weight, bias, inputs, x, rows, outputs, target);
+    }
     for_each_panel_block(inputs * sizeof(Number), outputs, [&](int from, int count) {
         by_rows<MAX_ROWS>(rows, [&](int64_t row, auto block) {
             multiply_panel_block<Number, block>(weight + static_cast<int64_t>(from) * inputs,
