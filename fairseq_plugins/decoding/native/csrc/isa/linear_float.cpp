@@ -107,7 +107,9 @@ void multiply_in_one_pass(const Number* weight, const float* bias, int inputs, c
 template <typename Number>
 void multiply_in_panels(const Number* weight, const float* bias, int inputs, const float* x, int64_t rows, int outputs,
                         const Target& target) {
-    if (rows > MAX_ROWS && rows <= ONE_PASS_ROWS) {
+    constexpr int64_t CACHED_BYTES = 1 << 18;  // which are not awaited: interleaving the rows would take longer
+    const int64_t bytes = static_cast<int64_t>(inputs) * outputs * sizeof(Number);
+    if (rows > MAX_ROWS && rows <= ONE_PASS_ROWS && bytes > CACHED_BYTES) {
         return multiply_in_one_pass(weight, bias, inputs, x, rows, outputs, target);
     }
     for_each_panel_block(inputs * sizeof(Number), outputs, [&](int from, int count) {
