@@ -44,15 +44,12 @@ def test_decodes_after_the_prefix(corpus: Corpus) -> None:
         assert best["tokens"][:2].tolist() == sample["target"][row, :2].tolist()
 
 
-def test_text_without_subwords(corpus: Corpus) -> None:
-    session = open_session(corpus, "--remove-bpe")
+@pytest.mark.parametrize(("options", "text"), [(["--remove-bpe"], "halo du"), ([], "ha@@ lo du")])
+def test_text_without_subwords(corpus: Corpus, options: list[str], text: str) -> None:
+    session = open_session(corpus, *options)
     dictionary = session.task.target_dictionary
     assert session.stripped == {dictionary.eos()}  # needs the models, which do not fit a larger dictionary
-    tokens = [dictionary.add_symbol(symbol) for symbol in ("ha@@", "lo", "du")]
-    assert session.text(tokens) == "halo du"
-    session = open_session(corpus)
-    tokens = [session.task.target_dictionary.add_symbol(symbol) for symbol in ("ha@@", "lo", "du")]
-    assert session.text(tokens) == "ha@@ lo du"
+    assert session.text([dictionary.add_symbol(symbol) for symbol in ("ha@@", "lo", "du")]) == text
 
 
 @pytest.mark.parametrize(
