@@ -131,6 +131,13 @@ def _in_processes(env: Environment, checks: Sequence[Check]) -> list[Outcome]:
         return list(pool.map(run, checks))
 
 
+def _summed(outcomes: Sequence[Outcome], verb: str, rows: list[list[str]]) -> Outcome:
+    """Return the outcome of a check that consists of others, with its table."""
+    good = [outcome.state == PASSED for outcome in outcomes]
+    details = "\n".join(outcome.details for outcome in outcomes if outcome.details)
+    return passed_if(all(good), f"{sum(good)} of {len(good)} {verb}", rows=rows, details=details)
+
+
 def runs(env: Environment) -> Outcome:
     """Run each decoder in each precision for the first time, in processes of their own."""
     if not runs_here(env):
@@ -139,9 +146,7 @@ def runs(env: Environment) -> Outcome:
     outcomes = _in_processes(env, [partial(first_run, precision=precision, name=name) for precision, name in jobs])
     rows = [["precision", "decoder", "result"]]
     rows += [[*job, f"{outcome.state}: {outcome.summary}"] for job, outcome in zip(jobs, outcomes, strict=True)]
-    good = [outcome.state == PASSED for outcome in outcomes]
-    details = "\n".join(outcome.details for outcome in outcomes if outcome.details)
-    return passed_if(all(good), f"{sum(good)} of {len(good)} run", rows=rows, details=details)
+    return _summed(outcomes, "run", rows)
 
 
 # --------------------------------------------------------------------------------------------------- ids and bits
@@ -229,7 +234,7 @@ def speed(env: Environment) -> Outcome:
     rows = [["model", "decoder", "engine", "batch", "ms a sentence", "over fairseq beam 5"]]
     slower = []
     for folder, bench in _benches(env, "fp16", only_largest=True):
-        for size in sorted({env.sizes[0], env.sizes[-1]}):
+        for size in env.timed_sizes:
             base = _milliseconds(env, bench, bench.generator(_BY_NAME[BEAM_5]), size, passes=1)
             rows.append([folder, BEAM_5, "fairseq", str(size), f"{base:.2f}", "1.0"])
             for other in bench.runnable(CTRANSLATE2_ON_GPU) if env.is_gpu else ():
@@ -270,15 +275,13 @@ def variants(env: Environment) -> Outcome:
     rows = [["model", "settings", "decoder", "batch", "ms a sentence"]]
     for folder, bench in _benches(env, "fp16", only_largest=True):
         for title, name in jobs:
-            for size in sorted({env.sizes[0], env.sizes[-1]}):
+            for size in env.timed_sizes:
                 cell = can_run[title, name].summary
                 if can_run[title, name].state == PASSED:
                     with triton_engine(), chosen[title].used():
                         cell = f"{_milliseconds(env, bench, bench.generator(_BY_NAME[name]), size):.3f}"
                 rows.append([folder, title, name, str(size), cell])
-    good = [outcome.state == PASSED for outcome in outcomes]
-    details = "\n".join(outcome.details for outcome in outcomes if outcome.details)
-    return passed_if(all(good), f"{sum(good)} of {len(good)} ran, see the table", rows=rows, details=details)
+    return _summed(outcomes, "ran, see the table", rows)
 
 
 def profile(env: Environment) -> Outcome:
@@ -289,7 +292,7 @@ def profile(env: Environment) -> Outcome:
     activity = ProfilerActivity.CUDA if env.is_gpu else ProfilerActivity.CPU
     for folder, bench in _benches(env, "fp16", only_largest=True):
         for name in NAMES:
-            for size in sorted({env.sizes[0], env.sizes[-1]}):
+            for size in env.timed_sizes:
                 with triton_engine():
                     generator = bench.generator(_BY_NAME[name])
                     run = partial(bench.decode, generator, bench.order[: 3 * size], size)

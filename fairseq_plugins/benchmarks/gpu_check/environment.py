@@ -50,6 +50,11 @@ class Environment:
         return max(0.0, self.ends - time.monotonic())
 
     @property
+    def timed_sizes(self) -> list[int]:
+        """The smallest and the largest batch size of Triton's engine."""
+        return sorted({self.sizes[0], self.sizes[-1]})
+
+    @property
     def is_gpu(self) -> bool:
         return self.device == "cuda"
 

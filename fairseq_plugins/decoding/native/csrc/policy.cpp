@@ -122,13 +122,14 @@ double Policy::seconds_to_start(int64_t source, int64_t states) const {
 
 void Policy::learn(const SurvivalCounts& more) {
     std::lock_guard<std::mutex> lock(mutex);
-    const double kept_attempts = always_drafts ? 1 : HORIZON / std::max(HORIZON, known.attempts + more.attempts);
+    const auto kept_of = [&](double total) { return always_drafts ? 1 : HORIZON / std::max(HORIZON, total); };
+    const double kept_attempts = kept_of(known.attempts + more.attempts);
     known.attempts = kept_attempts * (known.attempts + more.attempts);
     known.free = kept_attempts * (known.free + more.free);
     for (int64_t t = 0; t < std::min<int64_t>(width, more.drafts.size()); ++t) {
         const double total = known.drafts[t] + more.drafts[t];
         // Positions that are no longer drafted keep their counts.
-        const double kept = always_drafts ? 1 : std::min(1.0, HORIZON / std::max(total, 1.0));
+        const double kept = kept_of(total);
         known.drafts[t] = kept * total;
         for (int64_t i = t * BINS; i < (t + 1) * BINS; ++i) {
             known.drafted[i] = kept * (known.drafted[i] + more.drafted[i]);
