@@ -19,7 +19,7 @@ from tests.conftest import TRAINING, Corpus
 from tests.errors import error_about, refused
 from tests.support import run_in_process
 from tests.test_command_line import hypotheses
-from train_scripts.tools import model_card, models, tables
+from train_scripts.tools import model_card, models
 from train_scripts.tools.__main__ import TOOLS, main, parser_of
 
 ODD_LINES = ["Ein Satz, größer als 5 km².", "İstanbul  hat\tviele   Leute …", "a\u2028b\x0bc\r"]
@@ -84,25 +84,6 @@ def test_example_text(tmp_path: Path) -> None:
 def test_sizes_beyond_the_example_text_are_refused(tmp_path: Path, size: int) -> None:
     with error_about("--test", f"^--test {size}: must be from 1 to 500, the pairs in examples/cldr.en-de$"):
         run("example-text", tmp_path, "--train", 1, "--valid", 1, "--test", size)
-
-
-@pytest.mark.parametrize(
-    ("how", "expected"),
-    [
-        ("cut", ["Ein Satz, größer", "İstanbul hat viele", "a b"]),
-        ("lower", ["ein satz, größer als 5 km².", "i̇stanbul hat viele leute …", "a b c"]),
-        ("joined", ["Ein Satz, größer als 5 km². İstanbul hat viele Leute …"]),
-    ],
-)
-def test_altered_sentences(tmp_path: Path, how: str, expected: list[str]) -> None:
-    assert run("alter", write(tmp_path / "text", ODD_LINES), tmp_path / "altered", "--how", how) == 0
-    assert read(tmp_path / "altered") == expected
-
-
-def test_one_sentence_cannot_be_joined(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="too few sentences to be joined; give a text"):
-        run("alter", write(tmp_path / "text", ["a b"]), tmp_path / "altered", "--how", "joined")
-    assert not (tmp_path / "altered").exists()
 
 
 def test_pairs_that_do_not_fit_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -278,34 +259,6 @@ def test_a_card_has_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert set(model_card.SUBWORD_OPTIONS) == {"unigram", "bpe", "moses", "gpt2"}
 
 
-def result_of_bench(folder: Path, sizes: list[str], bleu: float) -> Path:
-    """Write a table.json with greedy and gad in fixed width, which is twice as fast."""
-    names = ("greedy", "gad fixed width")
-    rows = [
-        {"name": name, "bleu": bleu, "identical": 3, "sentences": 4, "tokens_per_iteration": 2.5 * (name != "greedy"),
-         "sentences_per_second": dict.fromkeys(sizes, speed)}
-        for name, speed in zip(names, (10.0, 20.0), strict=True)
-    ]  # fmt: skip
-    folder.mkdir()
-    (folder / "table.json").write_text(json.dumps({"rows": rows}))
-    return folder
-
-
-def test_runs_of_the_benchmark_are_joined(tmp_path: Path) -> None:
-    first, second = (result_of_bench(tmp_path / name, ["1", "16"], bleu) for name, bleu in (("a", 31.5), ("b", 30)))
-    header, _, *rows = tables.joined([first, second]).splitlines()
-    assert "gad fixed width" in header and header.count("× greedy") == 2
-    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
-    assert cells[0] == ["a", "31.50", "3 of 4", "2.50", "20.0", "2.00", "20.0", "2.00"] and cells[1][:2] == [
-        "b",
-        "30.00",
-    ]
-    with error_about("--row", "no such row in .*; choose from greedy, gad fixed width"):
-        tables.joined([first], row="nat")
-    with error_about("RESULTS", "was timed at batch sizes 8; give runs at 1, 16"):
-        tables.joined([first, result_of_bench(tmp_path / "c", ["8"], 1.0)])
-
-
 # ---------------------------------------------------------------------------------------- the command line
 
 
@@ -327,8 +280,8 @@ def test_every_parameter_of_a_tool_is_described(name: str) -> None:
     ("arguments", "message"),
     [
         (["none"], "invalid choice: 'none'"),
-        (["alter", "a", "b"], "the following arguments are required: --how"),
-        (["alter", "a", "b", "--how", "upper"], "argument --how: invalid choice: 'upper'"),
+        (["learn-subwords", "a", "b", "--size", "9"], "the following arguments are required: --kind"),
+        (["learn-subwords", "a", "b", "--kind", "x", "--size", "9"], "argument --kind: invalid choice: 'x'"),
         (
             ["hold-out", "a", "b", "c", "--languages", "en", "--one-in", "5"],
             "argument --languages: expected 2 arguments",

@@ -12,7 +12,6 @@ from typing import Any, Literal, get_args, get_origin
 
 # Module and function of each tool, imported only when called, because torch takes seconds.
 TOOLS = {
-    "alter": "alter.write",
     "apply-gpt2-bpe": "subwords.apply_gpt2",
     "apply-subwords": "subwords.apply",
     "clean-lines": "text.clean_lines",
@@ -20,7 +19,6 @@ TOOLS = {
     "count-updates": "models.count_updates",
     "example-text": "text.example_text",
     "hold-out": "text.hold_out",
-    "join-tables": "tables.joined",
     "keep-decoder-layers": "models.keep_decoder_layers",
     "learn-subwords": "subwords.learn",
     "measure-survival": "survival.measure",

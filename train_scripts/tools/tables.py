@@ -1,6 +1,5 @@
-"""Make tables: of several runs of spec-dec-bench, of few columns for a terminal, and of `--decoder reuse`."""
+"""Make tables: of spec-dec-bench with few columns for a terminal, and of `--decoder reuse`."""
 
-import json
 import random
 import statistics
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ import tabulate
 
 import fairseq_plugins
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.display import shown, table
+from fairseq_plugins.shared.display import table
 
 # Column of spec-dec-bench -> title in the short table.
 COLUMNS = {
@@ -37,39 +36,6 @@ def short(file: Path) -> str:
     body = [[row[header.index(column)] for column in chosen] for row in rows]
     tabulate.MIN_PADDING = 0  # a column is as wide as its text
     return table(body, [COLUMNS[column] for column in chosen], "simple")
-
-
-def joined(results: Sequence[Path], *, row: str = "gad fixed width") -> str:
-    """Return one table of several runs of spec-dec-bench, such as those of drafters that were trained differently.
-
-    Args:
-        results: folders of spec-dec-bench --results, whose names are the first column.
-        row: name of the decoder to show; its speed is compared with greedy in the same run.
-
-    Raises:
-        ConfigurationError: for a run without this decoder, and runs with other batch sizes.
-    """
-    body: list[list[str]] = []
-    sizes: list[str] = []
-    for folder in results:
-        rows = {found["name"]: found for found in json.loads((folder / "table.json").read_text())["rows"]}
-        if row not in rows:
-            raise ConfigurationError(
-                "--row", row, f"no such row in {folder}/table.json", f"choose from {', '.join(rows)}"
-            )
-        found, rates = rows[row], rows[row]["sentences_per_second"]
-        greedy = rows.get("greedy", {}).get("sentences_per_second", {})
-        sizes = sizes or list(rates)
-        if list(rates) != sizes:
-            problem = f"was timed at batch sizes {', '.join(rates)}"
-            raise ConfigurationError("RESULTS", folder, problem, f"give runs at {', '.join(sizes)}")
-        cells = [shown(found["bleu"], ".2f"), f"{found['identical']} of {found['sentences']}"]
-        cells.append(shown(found["tokens_per_iteration"], ".2f"))
-        for size in sizes:
-            cells += [f"{rates[size]:.1f}", shown(rates[size] / greedy[size] if size in greedy else None, ".2f")]
-        body.append([folder.name, *cells])
-    speeds = [title for size in sizes for title in (f"sent/s, batch {size}", "× greedy")]
-    return table(body, [row, "BLEU", "same output", "tokens/iteration", *speeds])
 
 
 def reuse(
