@@ -30,30 +30,6 @@ class Backend(Protocol):
         """Decode a batch as `decode` does, and yield each iteration's result for every sentence."""
 
 
-# Rows of the table of backends: name, supported runs, unsupported runs.
-BACKENDS = (
-    (
-        "native",
-        "a CPU: the compiled kernels decode a batch in one call",
-        "ensembles, --trace-file, --no-compiled-steps, --no-repeat-ngram-size, --decoder nat, --accept-score drafter, "
-        "--constraints and fairseq's other beam searches, --lm-path, "
-        "and models with a part that has no kernel (some activations, projections of embeddings, other vocabulary "
-        "projections)",
-    ),
-    (
-        "gpu",
-        "a GPU, with SPEC_DEC_GPU=triton: Triton's kernels, an iteration is one CUDA graph; not yet measured on a GPU",
-        "as `native`; --int8, --no-cuda-graphs, other encoders, drafters with --drafter-attention full",
-    ),
-    (
-        "cuda-graphs",
-        "a GPU: the loop in PyTorch, its steps captured as CUDA graphs",
-        "--no-cuda-graphs; --eval-bleu, where every validation has other weights",
-    ),
-    ("torch", "everything: the loop in PyTorch, the reference that the others are tested against", "-"),
-)
-
-
 def choose_backend(
     spec: MethodSpec,
     options: MethodOptions,
@@ -86,9 +62,3 @@ def choose_backend(
     reason += not_triton
     method = spec.build(context, options)
     return TorchBackend(method, name, reason, trace, active_sentences, context.beam if spec.searches_beams else None)
-
-
-def table() -> str:
-    """Return the backends as a Markdown table."""
-    rows = (f"| `{name}` | {takes} | {refuses} |" for name, takes, refuses in BACKENDS)
-    return "\n".join(["| backend | runs | does not run |", "| --- | --- | --- |", *rows])

@@ -95,6 +95,9 @@ def _unusual_settings(module: nn.Module) -> str | None:
         return "has max_norm"
     if isinstance(module, nn.LayerNorm) and (module.weight is None or module.bias is None):
         return "has no weight or no bias"
-    if isinstance(module, MultiheadAttention) and module.scaling != module.head_dim**-0.5:
-        return "has another scaling"
+    if isinstance(module, MultiheadAttention):
+        if module.scaling != module.head_dim**-0.5:
+            return "has another scaling"
+        if module.bias_k is not None or module.add_zero_attn or module.use_xformers:
+            return "uses bias_kv, add_zero_attn or xformers"
     return None

@@ -6,11 +6,9 @@ from typing import Any
 import pytest
 
 from fairseq_plugins.decoding import methods
-from fairseq_plugins.decoding.backends import BACKENDS, Backend, choose_backend, table
+from fairseq_plugins.decoding.backends import Backend, choose_backend
 from fairseq_plugins.decoding.method import MethodContext
-from tests.backends_table import PAGE
 from tests.decoding.methods.test_blockwise import make_blockwise
-from tests.options_page import marked
 from tests.support import Options, make_drafter, make_task, make_transformer
 
 DECODERS = [spec for spec in methods.METHODS if spec.build is not None]
@@ -45,7 +43,6 @@ def test_every_decoder_names_a_backend(spec: Any) -> None:
     backend = chosen(how, context_of(how))
     assert backend.name == ("torch" if spec.build_kernels is None else "native")
     assert backend.reason and "\n" not in backend.reason
-    assert backend.name in {name for name, _, _ in BACKENDS}
 
 
 @pytest.mark.parametrize(
@@ -71,9 +68,3 @@ def test_refusals_have_reasons(change: dict[str, Any], reason: str) -> None:
         context = replace(context, weights=change.pop("weights"))
     backend = chosen(how, context, **change)
     assert backend.name == "torch" and reason in backend.reason
-
-
-def test_page_has_the_table() -> None:
-    """The table is written by python -m tests.backends_table."""
-    assert marked(PAGE.read_text(encoding="utf-8"), "backends")[2] == table()
-    assert len(BACKENDS) <= 4

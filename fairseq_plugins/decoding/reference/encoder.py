@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from fairseq.models import FairseqEncoder
 from fairseq.models.transformer import TransformerEncoderBase
-from fairseq.modules import MultiheadAttention
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 
@@ -204,23 +203,10 @@ class FusedEncoder:
 
 def is_known_encoder(encoder: FairseqEncoder) -> bool:
     """Return whether an encoder is fairseq's Transformer encoder without overridden methods or additions."""
-    if not isinstance(encoder, TransformerEncoderBase) or encoder.quant_noise is not None:
-        return False
-    methods = ("forward", "forward_scriptable", "forward_embedding", "forward_torchscript")
-    if any(getattr(type(encoder), name) is not getattr(TransformerEncoderBase, name) for name in methods):
-        return False
-    if changed_part(encoder, (TransformerEncoderBase, TransformerEncoderLayerBase)) is not None:
-        return False
-    return isinstance(encoder.embed_tokens, nn.Embedding) and all(map(_is_known_layer, encoder.layers))
-
-
-def _is_known_layer(layer: TransformerEncoderLayerBase) -> bool:
-    if getattr(type(layer), "forward", None) is not TransformerEncoderLayerBase.forward or layer.return_fc:
-        return False
-    attention = layer.self_attn
     return (
-        type(attention) is MultiheadAttention
-        and attention.bias_k is None
-        and not attention.add_zero_attn
-        and not attention.use_xformers
+        isinstance(encoder, TransformerEncoderBase)
+        and encoder.quant_noise is None
+        and isinstance(encoder.embed_tokens, nn.Embedding)
+        and changed_part(encoder, (TransformerEncoderBase, TransformerEncoderLayerBase)) is None
+        and not any(layer.return_fc for layer in encoder.layers)
     )
