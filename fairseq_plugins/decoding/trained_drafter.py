@@ -11,9 +11,8 @@ from fairseq_plugins.decoding.method import MethodContext, MethodOptions, fixed_
 from fairseq_plugins.decoding.reference.drafters import Drafter
 from fairseq_plugins.decoding.reference.drafters.fallback import FallbackDrafter
 from fairseq_plugins.decoding.reference.drafters.features import FeatureDrafter, fused_reader
-from fairseq_plugins.decoding.reference.drafters.masked_decoder import DraftOptions
 from fairseq_plugins.decoding.reference.drafters.nat import NatDrafter
-from fairseq_plugins.decoding.reference.drafters.path import DEFAULT_SHARE, draft_vocabulary
+from fairseq_plugins.decoding.reference.drafters.path import DEFAULT_SHARE, DraftOptions, draft_vocabulary
 from fairseq_plugins.decoding.weights import linear, read_decoder_layer, without_query
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat, dictionary_fingerprint

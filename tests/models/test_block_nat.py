@@ -10,8 +10,8 @@ from fairseq.models.transformer import TransformerModel, base_architecture
 
 from fairseq_plugins.data.block_masking import Blocks, sample_blocks
 from fairseq_plugins.decoding.constraints import Constraints
-from fairseq_plugins.decoding.reference.drafters.masked_decoder import DraftOptions
 from fairseq_plugins.decoding.reference.drafters.nat import NatDrafter
+from fairseq_plugins.decoding.reference.drafters.path import DraftOptions
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.state import DecodingState
 from fairseq_plugins.errors import ConfigurationError

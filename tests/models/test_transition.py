@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.data.block_masking import sample_blocks
-from fairseq_plugins.decoding.reference.drafters.masked_decoder import DraftOptions
-from fairseq_plugins.decoding.reference.drafters.path import draft_maker, scatter_scores
+from fairseq_plugins.decoding.reference.drafters.path import DraftOptions, draft_of, scatter_scores
 from fairseq_plugins.models.transition import TransitionScores
 from tests.errors import refused
 from tests.strategies import DETERMINISTIC, example_count
@@ -69,8 +68,8 @@ def test_survival_is_exact_in_half_precision(rank: int) -> None:
         torch.nn.init.zeros_(decoder.transition.after.weight)
     scores = torch.zeros(1, 3, 30, dtype=torch.bfloat16)
     scores[:, :, 7] = 8 - 3 * torch.arange(3)
-    make_draft = draft_maker(decoder, lambda _: scores, DraftOptions(with_survival=True), None)
-    survival = make_draft(torch.zeros(1, 3, 16, dtype=torch.bfloat16), torch.tensor([[2]])).survival
+    hidden = torch.zeros(1, 3, 16, dtype=torch.bfloat16)
+    survival = draft_of(decoder, scores, hidden, torch.tensor([[2]]), DraftOptions(with_survival=True)).survival
     expected = scores.double().softmax(2).amax(2).cumprod(1).float()
     torch.testing.assert_close(survival, expected, rtol=1e-3, atol=0)
 
@@ -103,10 +102,7 @@ def test_training_equals_decoding(state: int) -> None:
     trained = decoder.block_logits(hidden, blocks, is_target.flatten().nonzero()[:, 0])
     plain = decoder.output_layer(hidden)
     true_path = 100 * torch.nn.functional.one_hot(blocks.targets, 30)  # so that no other token is drafted
-    make_draft = draft_maker(
-        decoder, lambda h: decoder.output_layer(h) + true_path, DraftOptions(keep_log_probs=True), None
-    )
-    draft = make_draft(hidden, blocks.masks[:, :1])
+    draft = draft_of(decoder, plain + true_path, hidden, blocks.masks[:, :1], DraftOptions(keep_log_probs=True))
     assert torch.equal(draft.tokens, blocks.targets)
     assert is_target.any()
     expected = (trained + true_path[is_target]).log_softmax(-1)

@@ -64,15 +64,12 @@ class Engine:
         """Return a function of rows [..., I], made batch-invariant if the engine is."""
         return in_row_blocks(function) if self.batch_invariant else function
 
-    def log_softmax(self, scores: Tensor) -> Tensor:
-        """Return log-probabilities in fp32 of scores [..., V], which may be overwritten to save memory."""
-        if scores.device.type != "cpu":
-            return torch.log_softmax(scores, -1, dtype=torch.float32)
-        scores = scores.float().contiguous()
-        for of_sentence in scores:
-            of_sentence.copy_(of_sentence.log_softmax(-1))
-        return scores
 
-    def log_probs_of(self, scores: Tensor, tokens: Tensor) -> Tensor:
-        """Return log-probabilities [B, T] in fp32 of tokens [B, T], from scores [B, T, V]."""
-        return torch.log_softmax(scores, -1, dtype=torch.float32).gather(2, tokens[:, :, None])[:, :, 0]
+def log_softmax(scores: Tensor) -> Tensor:
+    """Return log-probabilities in fp32 of scores [..., V], which may be overwritten to save memory."""
+    if scores.device.type != "cpu":
+        return torch.log_softmax(scores, -1, dtype=torch.float32)
+    scores = scores.float().contiguous()
+    for of_sentence in scores:
+        of_sentence.copy_(of_sentence.log_softmax(-1))
+    return scores

@@ -14,7 +14,7 @@ from fairseq_plugins.decoding.constraints import Constraints, LimitMasks
 from fairseq_plugins.decoding.reference.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.reference.captured.graphed_decoder import GraphedDecoder, cached_decoder
 from fairseq_plugins.decoding.reference.encoder import EncoderOut, FusedEncoder
-from fairseq_plugins.decoding.reference.engine import Engine
+from fairseq_plugins.decoding.reference.engine import Engine, log_softmax
 from fairseq_plugins.decoding.reference.layout import BeamLayout, Chain
 from fairseq_plugins.decoding.reference.repetition import forbid_repetition
 from fairseq_plugins.decoding.reference.sampling import Choose, Sampling
@@ -105,7 +105,7 @@ class ModelEnsemble:
 
     def _mean_log_probs(self, logits: list[Tensor]) -> Tensor:
         """Return log-probabilities of the ensemble: fairseq averages probabilities, not logits."""
-        log_probs = [self.engine.log_softmax(of_model) for of_model in logits]
+        log_probs = [log_softmax(of_model) for of_model in logits]
         return log_probs[0] if len(log_probs) == 1 else torch.stack(log_probs).logsumexp(0) - math.log(len(log_probs))
 
     def select_rows(self, rows: Tensor) -> None:
@@ -130,30 +130,24 @@ class Verifier(ModelEnsemble):
         # Only some drafters read states, and only those of the first model.
         states: list[Tensor] | None = [] if self.feature_layers else None
         hidden, logits = self._step(tokens, layout, states)
-        features = None if states is None else torch.cat([states[n] for n in self.feature_layers], -1)
-        noise = None
+        features, noise = self._features(states), None
         if self.sampling is not None:
             assert state.noise_keys is not None
             positions = state.lengths[:, None] + torch.arange(tokens.size(1), device=tokens.device)
             noise = self.sampling.noise(state.noise_keys, positions, logits[0].size(2))
-        if state.constraints.no_repeat_ngram_size:
-            log_probs = self._mean_log_probs(logits)
-            with_draft = _tokens_with_draft(state, draft)
-            forbid_repetition(log_probs, with_draft, state.lengths, state.constraints.no_repeat_ngram_size)
-            return self._verification(state, log_probs, hidden, features, noise)
-        if len(logits) == 1:
-            constraints, span = state.constraints, state.span
-            masks = constraints.masks(state.lengths, span.shortest, span.longest, tokens.size(1))
+        if len(logits) == 1 and not limits.no_repeat_ngram_size:
+            masks = limits.masks(state.lengths, state.span.shortest, state.span.longest, tokens.size(1))
             forced = state.forced_tokens(tokens.size(1))
-            return self._verification_of_logits(constraints, masks, logits[0], hidden, features, noise, forced)
-        return self._verification(state, self._mean_log_probs(logits), hidden, features, noise)
-
-    def _verification(
-        self, state: DecodingState, log_probs: Tensor, hidden: Tensor, features: Tensor | None, noise: Tensor | None
-    ) -> Verification:
-        """Return the verification of log-probabilities [B, T, V]; sampling draws with their noise [B, T, V]."""
+            return self._verification_of_logits(limits, masks, logits[0], hidden, features, noise, forced)
+        log_probs = self._mean_log_probs(logits)
+        if limits.no_repeat_ngram_size:
+            forbid_repetition(log_probs, _tokens_with_draft(state, draft), state.lengths, limits.no_repeat_ngram_size)
         choose = None if noise is None or self.sampling is None else self.sampling.choose(noise)
-        return verification(state, log_probs, self.engine, hidden, features, choose)
+        return verification(state, log_probs, hidden, features, choose)
+
+    def _features(self, states: list[Tensor] | None) -> Tensor | None:
+        """Return what drafters read of the states before and after each layer."""
+        return None if states is None else torch.cat([states[n] for n in self.feature_layers], -1)
 
     def _verification_of_logits(
         self,
@@ -165,12 +159,28 @@ class Verifier(ModelEnsemble):
         noise: Tensor | None,
         forced: Tensor | None = None,
     ) -> Verification:
-        """Return the verification of one model's logits [B, T, V]; sampling draws with their noise [B, T, V]."""
+        """Return the verification of one model's logits [B, T, V]; softmax is computed on first use.
+
+        `masks` are those of the constraints, `forced` tokens [B, T] those of the state. Sampling draws with their
+        noise [B, T, V].
+        """
         choose: Choose | None = None
         if noise is not None and self.sampling is not None:
             # Before the constraints change the logits.
             choose = self.sampling.choose(noise, self.sampling.normaliser(logits))
-        return verification_of_logits(constraints, masks, logits, self.engine, hidden, features, forced, choose)
+        best = constraints.force(constraints.best(logits, masks, choose), forced)
+
+        def log_probs() -> Tensor:
+            values = log_softmax(logits)
+            constraints.apply_masks(values, masks)
+            return values
+
+        def log_probs_of_best(width: int) -> Tensor:
+            values = torch.log_softmax(logits[:, :width], -1, dtype=torch.float32)
+            tokens = best[:, :width]
+            return constraints.penalised(values.gather(2, tokens[:, :, None])[:, :, 0], tokens)
+
+        return Verification(log_probs, best, hidden, features, log_probs_of_best)
 
     def _verify_and_accept(self, decoder: GraphedDecoder, state: DecodingState, draft: Draft) -> Verification:
         """Verify and accept in one CUDA graph."""
@@ -197,7 +207,7 @@ class Verifier(ModelEnsemble):
         lengths, span = state.lengths, state.span
 
         def all_log_probs() -> Tensor:
-            values = self.engine.log_softmax(self._logits(decoder, hidden))
+            values = log_softmax(self._logits(decoder, hidden))
             state.constraints.apply(values, lengths, span.shortest, span.longest)
             return values
 
@@ -217,9 +227,9 @@ class Verifier(ModelEnsemble):
         tokens = inputs["tokens"]
         position = inputs["lengths"] + torch.arange(tokens.size(1), device=tokens.device)
         masks = limits.masks_at(position, inputs["max_len"])
-        features = None if states is None else torch.cat([states[n] for n in self.feature_layers], -1)
         logits = self._logits(self.decoders[0], hidden)
         noise = None if self.sampling is None else self.sampling.noise(inputs["keys"], position, logits.size(2))
+        features = self._features(states)
         verified = self._verification_of_logits(limits, masks, logits, hidden, features, noise)
         draft = Draft(tokens[:, 1:], inputs["drafted"][:, 0])
         accepted = self.accept(draft, verified, limits.eos, inputs["ended"][:, 0])
@@ -248,44 +258,15 @@ class DrafterIsVerifier:
     def verify(self, state: DecodingState, draft: Draft) -> Verification:
         """Return the draft's log-probabilities [B, K, V] (T = K: the verifier adds no token of its own)."""
         assert draft.log_probs is not None
-        return verification(state, draft.log_probs, self.engine)
+        return verification(state, draft.log_probs)
 
     def select_rows(self, rows: Tensor) -> None:
         pass
 
 
-def verification_of_logits(
-    constraints: Constraints,
-    masks: LimitMasks,
-    logits: Tensor,
-    engine: Engine,
-    hidden: Tensor,
-    features: Tensor | None,
-    forced: Tensor | None = None,
-    choose: Choose | None = None,
-) -> Verification:
-    """Return the verification of one model's logits [B, T, V]; softmax is computed on first use.
-
-    `masks` are those of the constraints, `forced` tokens [B, T] those of the state. `choose` replaces the argmax.
-    """
-    best = constraints.force(constraints.best(logits, masks, choose), forced)
-
-    def log_probs() -> Tensor:
-        values = engine.log_softmax(logits)
-        constraints.apply_masks(values, masks)
-        return values
-
-    def log_probs_of_best(width: int) -> Tensor:
-        tokens = best[:, :width]
-        return constraints.penalised(engine.log_probs_of(logits[:, :width], tokens), tokens)
-
-    return Verification(log_probs, best, hidden, features, log_probs_of_best)
-
-
 def verification(
     state: DecodingState,
     log_probs: Tensor,
-    engine: Engine,
     hidden: Tensor | None = None,
     features: Tensor | None = None,
     choose: Choose | None = None,

@@ -19,8 +19,8 @@ from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.recording.trace import Trace, count_sentences, read_trace
 from fairseq_plugins.decoding.recording.trace_writer import TraceWriter, check_traceable
 from fairseq_plugins.decoding.reference.drafters import Drafter, StatelessDrafter
-from fairseq_plugins.decoding.reference.drafters.masked_decoder import DraftOptions
 from fairseq_plugins.decoding.reference.drafters.nat import NatDrafter
+from fairseq_plugins.decoding.reference.drafters.path import DraftOptions
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.search import GreedySearch
 from fairseq_plugins.decoding.reference.search.rules import accept_all

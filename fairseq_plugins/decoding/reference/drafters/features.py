@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_plugins.decoding.reference.drafters.masked_decoder import DraftOptions, MaskedDecoder
-from fairseq_plugins.decoding.reference.drafters.path import draft_maker
+from fairseq_plugins.decoding.reference.drafters.masked_decoder import MaskedDecoder
+from fairseq_plugins.decoding.reference.drafters.path import PLAIN_DRAFT, DraftOptions
 from fairseq_plugins.decoding.reference.encoder import EncoderOut
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.layout import Chain
@@ -40,13 +40,10 @@ class FeatureDrafter:
         options: contents of a draft.
     """
 
-    def __init__(self, model: BlockNat, block_size: int, engine: Engine, options: DraftOptions | None = None) -> None:
-        options = options or DraftOptions()
+    def __init__(self, model: BlockNat, block_size: int, engine: Engine, options: DraftOptions = PLAIN_DRAFT) -> None:
         self.model = model
         self.block_size = block_size
-        self.decoder = MaskedDecoder(model.decoder, engine, block_size, options.vocabulary)
-        cached = self.decoder.cached
-        self.make_draft = draft_maker(model.decoder, cached.project, options, cached.vocabulary)
+        self.decoder = MaskedDecoder(model.decoder, engine, block_size, options)
         self.read = _reader(model, self.decoder.cached.layers, engine)
         mask_id, device = model.decoder.mask_id, model.decoder.mask_vector.device
         self.masks = torch.full((1, block_size - 1), mask_id, device=device)
@@ -72,7 +69,7 @@ class FeatureDrafter:
             return no_draft(state)
         layout = Chain(state.lengths, span, width)
         tokens = [state.last_tokens(), self.masks[:, : width - 1].expand(len(state.lengths), -1)]
-        return self.decoder.draft(self.make_draft, width, tokens, layout, added=self.newest, keys=state.noise_keys)
+        return self.decoder.draft(width, tokens, layout, added=self.newest, keys=state.noise_keys)
 
     def observe(self, advance: Advance) -> None:
         assert advance.features is not None

@@ -1,7 +1,7 @@
 """The decoder of both kinds of trained drafters: a cached decoder with mask embeddings."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -9,27 +9,13 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.reference.captured.graphed_decoder import GraphedDecoder, cached_decoder
 from fairseq_plugins.decoding.reference.captured.shapes import rounded_up
+from fairseq_plugins.decoding.reference.drafters.path import PLAIN_DRAFT, DraftOptions, draft_of
 from fairseq_plugins.decoding.reference.encoder import EncoderOut
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.layout import Chain
 from fairseq_plugins.decoding.reference.mask_embeddings import MaskEmbeddings
-from fairseq_plugins.decoding.reference.sampling import Sampling
 from fairseq_plugins.decoding.reference.state import Draft
 from fairseq_plugins.models.block_nat import BlockNatDecoder
-
-# From hidden states [B, K, D] of a block, the last tokens [B, 1] and, for sampling, keys [B, 4] and positions [B, K] of
-# the noise, to a draft.
-MakeDraft = Callable[..., Draft]
-
-
-@dataclass(frozen=True)
-class DraftOptions:
-    """Options of both kinds of trained drafters."""
-
-    keep_log_probs: bool = False  # fill `Draft.log_probs`
-    with_survival: bool = False  # fill `Draft.survival`
-    vocabulary: Tensor | None = None  # ids [N] of the tokens to score, None for all
-    sampling: Sampling | None = None  # of the verifier, whose noise the drafter's scores share
 
 
 class MaskedDecoder:
@@ -39,13 +25,16 @@ class MaskedDecoder:
         decoder: the model.
         engine: runs its layers.
         block_size: most tokens per draft, k.
-        vocabulary: ids [N] of the tokens to score, None for all.
+        options: contents of a draft.
     """
 
     def __init__(
-        self, decoder: BlockNatDecoder, engine: Engine, block_size: int, vocabulary: Tensor | None = None
+        self, decoder: BlockNatDecoder, engine: Engine, block_size: int, options: DraftOptions = PLAIN_DRAFT
     ) -> None:
-        self.cached = cached_decoder(decoder, engine, vocabulary)
+        self.model = decoder
+        self.cached = cached_decoder(decoder, engine, options.vocabulary)
+        # Output layers other than a linear one score all tokens.
+        self.options = replace(options, vocabulary=self.cached.vocabulary)
         self.block_size = block_size
         self.mask_embeddings = MaskEmbeddings(decoder)
 
@@ -66,7 +55,6 @@ class MaskedDecoder:
 
     def draft(
         self,
-        make: MakeDraft,
         width: int,
         tokens: Sequence[Tensor],
         layout: Chain,
@@ -77,7 +65,6 @@ class MaskedDecoder:
         """Run a step and draft from the states of its block.
 
         Args:
-            make: makes a draft of the block.
             width: K.
             tokens, layout, added: as for `GraphedDecoder.step_then`.
             ends: [B], output lengths, where the block begins after the last token of the output; None where it begins
@@ -90,11 +77,11 @@ class MaskedDecoder:
         if isinstance(self.cached, GraphedDecoder):
             # Blocks get shorter near the maximum length. Rounded up, they share a few graphs.
             rounded = min(rounded_up(width), self.block_size)
-            block = partial(_draft_of_block, make, rounded)
+            block = partial(self._draft_of_block, rounded)
             _, *outputs = self.cached.step_then(block, rounded, tokens, layout, inputs, self.mask_embeddings, added)
             outputs = [None if value is None else value[:, :width] for value in outputs]
         else:
-            block = partial(_draft_of_block, make, width)
+            block = partial(self._draft_of_block, width)
             joined = tokens[0] if len(tokens) == 1 else torch.cat(list(tokens), dim=1)
             inputs |= {"tokens": joined, "lengths": layout.lengths[:, None]}
             hidden = self.cached.step(joined, layout, mask_embeddings=self.mask_embeddings, added=added)
@@ -103,25 +90,25 @@ class MaskedDecoder:
         assert drafted is not None
         return Draft(drafted, survival=survival, log_probs=log_probs)
 
+    def _draft_of_block(
+        self, width: int, hidden: Tensor, states: list[Tensor] | None, inputs: dict[str, Tensor]
+    ) -> tuple[Tensor | None, ...]:
+        """Return tokens [B, K] of a block of `width`, and survival and log-probabilities if the draft has them.
 
-def _draft_of_block(
-    make: MakeDraft, width: int, hidden: Tensor, states: list[Tensor] | None, inputs: dict[str, Tensor]
-) -> tuple[Tensor | None, ...]:
-    """Return tokens [B, K] of a block of `width`, and survival and log-probabilities if the draft has them.
-
-    If the drafted block is shorter, the caller cuts off the columns after it, which come from padding. They change no
-    token before them: `make` chooses from left to right.
-    """
-    tokens = inputs["tokens"]
-    if "ends" in inputs:
-        # Indices that would be out of range: those of padding rows, and of columns after a shorter block.
-        last = (inputs["ends"] - inputs["lengths"]).clamp(0, hidden.size(1) - 1)
-        columns = (last + torch.arange(1, width + 1, device=last.device)).clamp(max=hidden.size(1) - 1)
-        hidden = hidden.gather(1, columns[:, :, None].expand(-1, -1, hidden.size(2)))
-        tokens = tokens.gather(1, last)
-    noise_at = None
-    if "keys" in inputs:
-        begin = inputs.get("ends", inputs["lengths"])
-        noise_at = inputs["keys"], begin + torch.arange(width, device=begin.device)
-    draft = make(hidden[:, :width], tokens[:, :1], noise_at)
-    return draft.tokens, draft.survival, draft.log_probs
+        If the drafted block is shorter, the caller cuts off the columns after it, which come from padding. They change
+        no token before them, since tokens are chosen from left to right.
+        """
+        tokens = inputs["tokens"]
+        if "ends" in inputs:
+            # Indices that would be out of range: those of padding rows, and of columns after a shorter block.
+            last = (inputs["ends"] - inputs["lengths"]).clamp(0, hidden.size(1) - 1)
+            columns = (last + torch.arange(1, width + 1, device=last.device)).clamp(max=hidden.size(1) - 1)
+            hidden = hidden.gather(1, columns[:, :, None].expand(-1, -1, hidden.size(2)))
+            tokens = tokens.gather(1, last)
+        noise_at = None
+        if "keys" in inputs:
+            begin = inputs.get("ends", inputs["lengths"])
+            noise_at = inputs["keys"], begin + torch.arange(width, device=begin.device)
+        hidden = hidden[:, :width]
+        draft = draft_of(self.model, self.cached.project(hidden), hidden, tokens[:, :1], self.options, noise_at)
+        return draft.tokens, draft.survival, draft.log_probs

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_plugins.decoding.reference.drafters.masked_decoder import DraftOptions, MaskedDecoder
-from fairseq_plugins.decoding.reference.drafters.path import draft_maker
+from fairseq_plugins.decoding.reference.drafters.masked_decoder import MaskedDecoder
+from fairseq_plugins.decoding.reference.drafters.path import DraftOptions
 from fairseq_plugins.decoding.reference.encoder import EncoderOut, FusedEncoder
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.layout import Chain, Span
@@ -46,9 +46,7 @@ class NatDrafter:
         # A shared encoder belongs to the verifier, which runs it.
         is_shared = model.shares_encoder and not without_verifier
         self.encoder = None if is_shared else FusedEncoder(model.encoder, engine)
-        self.decoder = MaskedDecoder(model.decoder, engine, block_size, options.vocabulary)
-        cached = self.decoder.cached
-        self.make_draft = draft_maker(model.decoder, cached.project, options, cached.vocabulary)
+        self.decoder = MaskedDecoder(model.decoder, engine, block_size, options)
         # Valid slots of the drafter's cache, and the most tokens of a sentence that are not cached.
         self.lengths = torch.empty(0, dtype=torch.long)
         self.span = Span(0, 0)
@@ -84,7 +82,7 @@ class NatDrafter:
         if self.caches_prefix:
             visible = torch.where(is_mask, visible, slot)
         layout = Chain(self.lengths, self.span, slot.size(1), visible.expand_as(slot))
-        draft = self.decoder.draft(self.make_draft, width, [tokens], layout, ends=state.lengths, keys=state.noise_keys)
+        draft = self.decoder.draft(width, [tokens], layout, ends=state.lengths, keys=state.noise_keys)
         if self.caches_prefix:
             self.lengths = state.lengths + 1
             self.span = Span(span.shortest + 1, span.longest + 1)

@@ -3,70 +3,76 @@
 A drafter scores the most frequent training targets only (FR-Spec, Zhao et al. 2025, arXiv 2502.14856).
 """
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fairseq_plugins.decoding.reference.drafters.masked_decoder import DraftOptions, MakeDraft
+from fairseq_plugins.decoding.reference.sampling import Sampling
 from fairseq_plugins.decoding.reference.state import Draft
 from fairseq_plugins.models.block_nat import BlockNatDecoder
 
 
-def draft_maker(
+@dataclass(frozen=True)
+class DraftOptions:
+    """Options of both kinds of trained drafters."""
+
+    keep_log_probs: bool = False  # fill `Draft.log_probs`
+    with_survival: bool = False  # fill `Draft.survival`
+    vocabulary: Tensor | None = None  # ids [N] of the tokens to score, None for all
+    sampling: Sampling | None = None  # of the verifier, whose noise the drafter's scores share
+
+
+PLAIN_DRAFT = DraftOptions()
+
+
+def draft_of(
     decoder: BlockNatDecoder,
-    project: Callable[[Tensor], Tensor],
+    scores: Tensor,
+    hidden: Tensor,
+    last: Tensor,
     options: DraftOptions,
-    vocabulary: Tensor | None,
-) -> MakeDraft:
-    """Return a function that makes a draft from a block's hidden states [B, K, D] and the last tokens [B, 1].
+    noise_at: tuple[Tensor, Tensor] | None = None,
+) -> Draft:
+    """Choose the tokens of a draft: with transition scores one after the other, else independently.
 
-    With transition scores the decoder chooses tokens one after the other, else independently. `project` computes scores
-    [B, K, N] of the tokens `vocabulary` [N], None for all. With sampling, the verifier's noise is added to scores.
+    Args:
+        decoder: of the drafter.
+        scores: [B, K, N], of the tokens of `options.vocabulary` in a block.
+        hidden: [B, K, D], the block's states that gave the scores.
+        last: [B, 1], the token before the block.
+        options: contents of the draft.
+        noise_at: keys [B, 4] and positions [B, K] of the verifier's noise, which sampling adds.
     """
-    transition = decoder.transition
+    transition, vocabulary, sampling = decoder.transition, options.vocabulary, options.sampling
     size = decoder.embed_tokens.num_embeddings
-    sampling = options.sampling
+    noise = None if sampling is None or noise_at is None else sampling.noise(*noise_at, size, vocabulary)
 
-    def noise(at: tuple[Tensor, Tensor] | None) -> Tensor | None:
-        return None if sampling is None or at is None else sampling.noise(*at, size, vocabulary)
-
-    def choose(scores: Tensor, added: Tensor | None) -> Tensor:
+    def best(scores: Tensor, noise: Tensor | None) -> Tensor:
         """Return the best tokens [...] by scores [..., N] and noise [..., N]."""
-        if sampling is None or added is None:
+        if sampling is None or noise is None:
             return scores.argmax(-1)
         scores = scores / sampling.temperature
-        return sampling.choose(added, sampling.normaliser(scores))(scores)
+        return sampling.choose(noise, sampling.normaliser(scores))(scores)
 
+    conditional = None
     if transition is None:
-
-        def choose_independently(hidden: Tensor, last: Tensor, noise_at: tuple[Tensor, Tensor] | None = None) -> Draft:
-            scores = project(hidden)
-            best = choose(scores, noise(noise_at))
-            survival = log_probs = None
-            if options.with_survival:
-                chosen = scores.gather(2, best[:, :, None]).squeeze(2)
-                # Half precision is too coarse for the sum over a vocabulary.
-                survival = (chosen - scores.float().logsumexp(2)).cumsum(1).exp()
-            if options.keep_log_probs:
-                log_probs = scatter_scores(scores, vocabulary, size).float().log_softmax(-1)
-            tokens = best if vocabulary is None else vocabulary[best]
-            return Draft(tokens, log_probs=log_probs, survival=survival)
-
-        return choose_independently
-
-    def choose_path(hidden: Tensor, last: Tensor, noise_at: tuple[Tensor, Tensor] | None = None) -> Draft:
-        scores, added = project(hidden), noise(noise_at)
-        best = None if added is None else lambda total, position: choose(total, added[:, position])
-        tokens, conditional = transition.choose(scores, hidden, last[:, 0], options.with_survival, vocabulary, best)
-        draft = Draft(tokens, survival=None if conditional is None else conditional.cumsum(1).exp())
-        if options.keep_log_probs:
+        chosen = best(scores, noise)
+        tokens = chosen if vocabulary is None else vocabulary[chosen]
+        if options.with_survival:
+            # Half precision is too coarse for the sum over a vocabulary.
+            conditional = scores.gather(2, chosen[:, :, None]).squeeze(2) - scores.float().logsumexp(2)
+    else:
+        best_at = None if noise is None else lambda total, position: best(total, noise[:, position])
+        tokens, conditional = transition.choose(scores, hidden, last[:, 0], options.with_survival, vocabulary, best_at)
+    draft = Draft(tokens, survival=None if conditional is None else conditional.cumsum(1).exp())
+    if options.keep_log_probs:
+        scores = scatter_scores(scores, vocabulary, size)
+        if transition is not None:
             factors = transition.factors(hidden, torch.cat([last, tokens[:, :-1]], dim=1))
-            scores = scatter_scores(scores, vocabulary, size) + factors @ transition.after.weight.t()
-            draft.log_probs = scores.float().log_softmax(-1)
-        return draft
-
-    return choose_path
+            scores = scores + factors @ transition.after.weight.t()
+        draft.log_probs = scores.float().log_softmax(-1)
+    return draft
 
 
 # Leaving out 0.1 % of the targets hardly lowers acceptance; half of a joint dictionary is the other language.

@@ -141,7 +141,7 @@ def decoders(generator: DraftVerifyGenerator) -> list[CachedDecoder]:
     """The verifiers' and the drafter's."""
     method = generator.backend.method
     verifier, drafter = method.verifier, method.drafter
-    return [*getattr(verifier, "decoders", []), *([drafter.decoder.cached] if hasattr(drafter, "make_draft") else [])]
+    return [*getattr(verifier, "decoders", []), *([drafter.decoder.cached] if hasattr(drafter, "model") else [])]
 
 
 def check(

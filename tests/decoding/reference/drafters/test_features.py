@@ -14,7 +14,7 @@ from fairseq_plugins.data.block_masking import Blocks, glance, sample_blocks
 from fairseq_plugins.decoding import weights
 from fairseq_plugins.decoding.checks import check_fit
 from fairseq_plugins.decoding.reference.drafters.features import FeatureDrafter
-from fairseq_plugins.decoding.reference.drafters.masked_decoder import DraftOptions
+from fairseq_plugins.decoding.reference.drafters.path import DraftOptions
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.search import GreedySearch
 from fairseq_plugins.decoding.reference.search.rules import accept_all

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fairseq_plugins.decoding.reference.drafters.masked_decoder import DraftOptions
 from fairseq_plugins.decoding.reference.drafters.nat import NatDrafter
+from fairseq_plugins.decoding.reference.drafters.path import DraftOptions
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.state import DecodingState, Draft
 from fairseq_plugins.models.block_nat import BlockNat

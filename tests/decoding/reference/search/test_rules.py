@@ -207,7 +207,7 @@ class PrintedVerifier:
             scores[0, column, self.number[printed]] = 0.0
             if position in self.best and printed != self.best[position]:
                 scores[0, column, self.number[self.best[position]]] = self.gap
-        return verification(state, scores.log_softmax(-1), Engine())
+        return verification(state, scores.log_softmax(-1))
 
 
 def replay(printed: str, rule: Rule, best: dict[int, str], gap: float = 0.8) -> tuple[str, list[int]]:
