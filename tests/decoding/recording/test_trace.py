@@ -2,9 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +28,6 @@ from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.errors import error_about, refused
 from tests.learned import learned_drafter, learned_rewriter
 from tests.support import (
-    REPOSITORY,
     Options,
     ScriptedDrafter,
     always_right,
@@ -162,6 +158,7 @@ def test_relaxed_tokens_are_top_beta(tmp_path: Path, task: Any, verifier: Any) -
     assert "top-beta" in reasons(trace) <= {"top-1", "top-beta", "verifier"}
     for sentence in trace.sentences:
         for note in sentence.iterations:
+            assert note.drafter_log_probs is not None
             for column in range(note.accepted):
                 agrees = note.draft[column] == note.verifier[column]
                 assert note.why[column] == ("top-1" if agrees else "top-beta")
@@ -194,6 +191,7 @@ def drafted_tokens(trace: Trace) -> int:
     [
         (Options("greedy"), {"verifier"}, 0),
         (Options("gad", block_size=6), {"top-1", "verifier"}, 12),
+        (Options("gad", block_size=6, fixed_width=False), {"top-1", "verifier"}, 12),
         (Options("iad"), {"source copy", "verifier"}, 14),
         (Options("iad", iad_fallback="gad", block_size=6), {"source copy", "top-1", "verifier"}, 15),
         (Options("nat", block_size=6), {"unverified"}, 20),
@@ -208,6 +206,29 @@ def test_every_drafter_has_its_reasons(
     assert_consistent(trace, hypotheses)
     assert reasons(trace) == expected
     assert drafted_tokens(trace) >= least
+    says = [note.drafter_log_probs is not None for sentence in trace.sentences for note in sentence.iterations]
+    assert any(says) == all(says) == (options.spec.name == "gad")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (Options("jacobi"), {"fixed point", "verifier"}),
+        (Options("gs-jacobi", block_size=4), {"fixed point", "verifier"}),
+        (Options("hybrid-jacobi", jacobi_length=12), {"fixed point", "verifier"}),
+        (Options("blockwise"), {"head", "verifier"}),
+        (Options("blockwise", top_beta=8, tau=50.0), {"head", "relaxed", "verifier"}),
+    ],
+    ids=str,
+)
+def test_reasons_without_a_trained_drafter(tmp_path: Path, options: Options, expected: set[str]) -> None:
+    task, model = make_blockwise(3, 9, identity_first_head=True)
+    if options.spec.name != "blockwise":
+        model = make_transformer(task, 8)
+    trace, hypotheses = traced(tmp_path / "t", task, model, make_sample(task, LENGTHS), options)
+    assert_consistent(trace, hypotheses)
+    assert reasons(trace) == expected
+    assert drafted_tokens(trace) >= 10
 
 
 class Listening(StatelessDrafter):
@@ -243,41 +264,6 @@ def test_drafter_log_probs(tmp_path: Path, task: Any, verifier: Any, transitions
             assert recorded == pytest.approx(expected, abs=2e-4)
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (Options("gad", block_size=6), True),
-        (Options("gad", block_size=6, fixed_width=False), True),
-        (Options("gad++", block_size=6, top_beta=3, tau=1.0), True),
-        (Options("nat", block_size=6), False),
-        (Options("iad"), False),
-        (Options("gs-jacobi", block_size=4), False),
-    ],
-    ids=str,
-)
-def test_decoders_with_drafter_log_probs(
-    tmp_path: Path, task: Any, rewriting: Rewriting, options: Options, says: bool
-) -> None:
-    model = rewriting.drafter if options.spec.needs_drafter(options.options) else None
-    trace, _ = traced(tmp_path / "t", task, rewriting.verifier, rewriting.sample, options, model)
-    drafts = [note for sentence in trace.sentences for note in sentence.iterations if note.draft]
-    assert len(drafts) > 2
-    assert all((note.drafter_log_probs is not None) == says for note in drafts)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [Options("jacobi"), Options("gs-jacobi", block_size=4), Options("hybrid-jacobi", jacobi_length=12)],
-    ids=str,
-)
-def test_converged_predictions_are_fixed_points(tmp_path: Path, options: Options) -> None:
-    task = make_task(9)
-    trace, hypotheses = traced(tmp_path / "t", task, make_transformer(task, 8), make_sample(task, LENGTHS), options)
-    assert_consistent(trace, hypotheses)
-    assert reasons(trace) == {"fixed point", "verifier"}
-    assert drafted_tokens(trace) >= 10
-
-
 class Alone(ScriptedDrafter):
     """A scripted drafter that decodes alone: its drafts have the highest scores, then `second`."""
 
@@ -302,18 +288,6 @@ def test_a_forbidden_draft_without_a_verifier(tmp_path: Path, task: Any, verifie
     first, second = trace.sentences[0].iterations
     assert (first.accepted, first.bifurcation, first.draft_log_probs[0]) == (0, 0, None)
     assert (second.accepted, second.bifurcation, second.why) == (3, None, ["unverified"] * 3)
-
-
-@pytest.mark.parametrize(
-    ("relaxed", "expected"), [(False, {"head", "verifier"}), (True, {"head", "relaxed", "verifier"})]
-)
-def test_heads_of_blockwise(tmp_path: Path, relaxed: bool, expected: set[str]) -> None:
-    task, model = make_blockwise(3, 9, identity_first_head=True)
-    options = Options("blockwise", top_beta=8, tau=50.0) if relaxed else Options("blockwise")
-    trace, hypotheses = traced(tmp_path / "t", task, model, make_sample(task, LENGTHS), options)
-    assert_consistent(trace, hypotheses)
-    assert reasons(trace) == expected
-    assert drafted_tokens(trace) >= 10
 
 
 def test_forced_prefix_is_given(tmp_path: Path, task: Any, verifier: Any) -> None:
@@ -346,31 +320,6 @@ def test_forbidden_tokens_have_no_score(tmp_path: Path, task: Any, verifier: Any
     trace, hypotheses = traced(tmp_path / "t", task, verifier, sample, drafter)
     assert_consistent(trace, hypotheses, [4])
     assert trace.sentences[0].iterations[0].draft_log_probs == [None] * 3
-
-
-@pytest.mark.parametrize("engine", [None, Engine()], ids=["native", "torch"])
-def test_decoding_without_a_trace_writes_none(
-    task: Any, verifier: Any, engine: Engine | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("__init__", "iteration", "write"):
-        monkeypatch.setattr(TraceWriter, name, lambda *args, **more: pytest.fail("traced without being asked to"))
-    generator, stats = make_generator([verifier], task, Options("greedy"), engine=engine)
-    generator.generate([verifier], make_sample(task, LENGTHS))
-    assert generator.trace is None and len(stats.recorded) == len(LENGTHS)
-
-
-def test_backend_reason_with_a_trace(tmp_path: Path, task: Any, verifier: Any) -> None:
-    writer = TraceWriter(str(tmp_path / "t"), task.src_dict, task.tgt_dict, methods.find("greedy"), {})
-    for trace, name in ((writer, "torch"), (None, "native")):
-        generator, stats = make_generator([verifier], task, Options("greedy"), trace=trace)
-        assert generator.backend.name == name
-        assert ("--trace-file" in stats.backend) == (trace is not None)
-
-
-def test_same_output_with_and_without_trace(tmp_path: Path, task: Any, verifier: Any) -> None:
-    sample = make_sample(task, LENGTHS)
-    _, hypotheses = traced(tmp_path / "t", task, verifier, sample, Options("jacobi"))
-    assert ids(hypotheses) == ids(fairseq_greedy([verifier], task, sample, max_len_b=20))
 
 
 @pytest.fixture(scope="module")
@@ -471,31 +420,6 @@ def test_nothing_to_trace(decoder: str, scores_reference: bool, is_one_run: bool
     with refused(message):
         check_traceable("t", methods.find(decoder), scores_reference, is_one_run)
     check_traceable("t", methods.find("gad"), False, True)
-
-
-@pytest.mark.parametrize("interrupted", [False, True])
-def test_ctrl_c_leaves_no_final_file(tmp_path: Path, interrupted: bool) -> None:
-    """As in the command-line tools, the trace is closed when the interpreter exits."""
-    program = f"""
-        import sys, types, weakref
-
-        # This file without the rest of the package, which imports torch and fairseq for seconds.
-        for name in ("fairseq_plugins", "fairseq_plugins.decoding"):
-            sys.modules[name] = types.ModuleType(name)
-            sys.modules[name].__path__ = [name.replace(".", "/")]
-        from fairseq_plugins.shared.partial_file import PartialFile
-
-        class Owner: pass
-
-        owner, file = Owner(), PartialFile({str(tmp_path / "t")!r}, "--trace-file")
-        weakref.finalize(owner, file.close)
-        file.write("line\\n")
-        if {interrupted}:
-            raise KeyboardInterrupt
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], cwd=REPOSITORY, capture_output=True, timeout=120)
-    assert (tmp_path / "t").exists() != interrupted
-    assert (tmp_path / "t.partial").exists() == interrupted
 
 
 def test_scores_are_short_and_finite(good: str) -> None:
