@@ -1,7 +1,7 @@
 """The interface of a module of kernels: methods describe themselves against it, whichever module runs them.
 
 Two modules offer it: the compiled one for CPUs (native/csrc/python) and Triton's for GPUs (gpu/__init__.py). mypy
-checks the second one, tests/decoding/test_kernel_module.py both. `csrc/drafter.h` says what a batch and a draft are.
+checks the second one. `csrc/drafter.h` says what a batch and a draft are.
 The converters of weights (kernel_weights.py) also call their own module's `linear`, which depends on its formats.
 """
 

@@ -10,7 +10,6 @@ from fairseq.logging import metrics
 
 from fairseq_plugins.criterions.blockwise_loss import BlockwiseLoss
 from fairseq_plugins.criterions.glat_loss import GlatLoss
-from fairseq_plugins.criterions.jacobi_consistency import JacobiConsistency
 from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
@@ -111,27 +110,6 @@ def test_an_update_waits_for_the_device_twice(monkeypatch: pytest.MonkeyPatch) -
         *_, logged = criterion(model, on_gpu)
         criterion.reduce_metrics([logged])
     assert waits_by_file(gpu) == {"model.py": 1, "logged_sums.py": 1}
-
-
-@pytest.mark.usefixtures("device_guard")
-def test_an_update_of_heads_or_a_jacobi_verifier_waits_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For what is logged, and for the positions that have losses."""
-    task = make_task(30)
-    cases = (
-        (make_blockwise(task), BlockwiseLoss(task, 0.1, "mean", 1.0), {"blockwise_loss.py": 2, "logged_sums.py": 1}),
-        (
-            make_transformer(task),
-            JacobiConsistency(task, 0.1, trajectory_length=9),
-            {"jacobi_consistency.py": 2, "logged_sums.py": 1},
-        ),
-    )
-    for model, criterion, expected in cases:
-        torch.manual_seed(0)
-        with pretended_gpu(monkeypatch) as gpu, metrics.aggregate():
-            on_gpu, gpu_model = moved(training_sample(task, [5, 2], None)), moved(model).train()
-            *_, logged = criterion(gpu_model, on_gpu)
-            criterion.reduce_metrics([logged])
-        assert waits_by_file(gpu) == expected
 
 
 def waits_by_file(gpu: PretendedGpu) -> Counter[str]:

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from fairseq_plugins.decoding.recording.stats import SentenceStats
 from fairseq_plugins.decoding.reference.drafters import NoDrafter
 from fairseq_plugins.decoding.reference.engine import Engine
-from fairseq_plugins.decoding.reference.state import DecodingState, Draft
-from fairseq_plugins.decoding.reference.verifier import Verifier
 from tests.cases import Case, cases
 from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.decoding.methods.test_untrained import METHODS
@@ -106,31 +104,6 @@ def test_ensembles_and_nat() -> None:
         for active in (0, 3)
     )
     assert ids(in_turn) == ids(at_once)
-
-
-def test_batches_stay_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs at most the given number of sentences, in fewer steps than decoding by groups."""
-    rows = []
-    verify = Verifier.verify
-    task = make_task(12)
-    verifier = make_transformer(task, 3)
-
-    def spy(self: Verifier, state: DecodingState, draft: Draft) -> Any:
-        rows.append(state.tokens.size(0))
-        return verify(self, state, draft)
-
-    monkeypatch.setattr(Verifier, "verify", spy)
-    lengths = [5, 30, 2, 9, 14, 0, 22, 7, 3, 11, 19, 1] * 4
-    sample = make_sample(task, lengths)
-    _, stats = decode([verifier], task, sample, NoDrafter(), active_sentences=8, max_len_b=30)
-    assert max(rows) == 8 and sum(rows) == sum(sentence.iterations for sentence in stats)
-    # In groups of 8 every group takes as many steps as its longest sentence.
-    steps = [sentence.tokens for sentence in stats]
-    groups = sum(max(steps[begin : begin + 8]) for begin in range(0, len(steps), 8))
-    assert len(rows) < groups
-    # While sentences wait, at most a quarter of the rows is free.
-    waiting = len(rows) - max(steps)
-    assert waiting > 0 and min(rows[:waiting]) > 8 - 8 // 4
 
 
 def test_prefixes_are_refused() -> None:

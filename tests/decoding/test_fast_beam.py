@@ -18,11 +18,9 @@ from tests.strategies import DETERMINISTIC, SEARCHES, SOURCES, TRANSFORMERS, UNS
 from tests.support import (
     Options,
     assert_same_hypotheses,
-    assert_same_output,
     decode,
     decode_all,
     fairseq_beam,
-    fairseq_greedy,
     make_sample,
     make_state,
     make_task,
@@ -167,24 +165,6 @@ def test_few_tokens_with_probability(allowed: int, beam: int, prefix: int, ends:
             assert_same_hypotheses(decode([model], task, sample, FAST_BEAM, **how)[0], expected)
 
 
-def test_sources_with_and_without_padding() -> None:
-    task = make_task(60)
-    model = make_transformer(task, 3)
-    for lengths in ([9, 9, 9], [40, 0, 1, 22]):
-        sample = make_sample(task, lengths)
-        expected = fairseq_beam([model], task, sample, 5, max_len_b=25)
-        assert_same_hypotheses(decode([model], task, sample, FAST_BEAM, beam_size=5, max_len_b=25)[0], expected)
-
-
-def test_one_beam_is_greedy() -> None:
-    task = make_task(60)
-    model = make_transformer(task, 3)
-    sample = make_sample(task, [9, 0, 4, 30])
-    expected = fairseq_greedy([model], task, sample, max_len_b=25)
-    assert_same_output(decode([model], task, sample, FAST_BEAM, beam_size=1, max_len_b=25)[0], expected)
-    assert_same_output(decode([model], task, sample, Options("greedy"), max_len_b=25)[0], expected)
-
-
 def test_prefix_of_eos_only() -> None:
     """fairseq fails with several beams: only one hypothesis can end."""
     task = make_task(40)
@@ -255,18 +235,3 @@ def test_int8_kernels_equal_the_reference() -> None:
         decode([model], task, sample, how, engine=engine, **search)[0] for engine in (None, Engine(Precision.INT8))
     )
     assert_same_hypotheses(output, expected)
-
-
-@pytest.mark.parametrize("lengths", [[11], [3, 8, 0, 21, 5, 5, 9]])
-def test_threads_change_nothing(lengths: list[int]) -> None:
-    """Threads share sentences, or the vocabulary of a single one: the scores are equal bit for bit."""
-    task = make_task(6000)
-    sizes = {"encoder_embed_dim": 64, "decoder_embed_dim": 64, "decoder_ffn_embed_dim": 128}
-    model = make_transformer(task, 7, ending=False, **sizes)
-    sample = make_sample(task, lengths)
-    outputs = []
-    for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
-        outputs.append(decode([model], task, sample, FAST_BEAM, beam_size=5, max_len_b=12)[0])
-    for other in outputs[1:]:
-        assert_same_hypotheses(other, outputs[0], tolerance=1e-6)

@@ -36,7 +36,7 @@ class NativeWeights(KernelWeights):
     @property
     def module(self) -> KernelModule:
         """The compiled module."""
-        return cast(KernelModule, kernels())  # tests/decoding/test_kernel_module.py checks it
+        return cast(KernelModule, kernels())
 
     def linear(self, layer: Linear, precision: Precision | None = None) -> Any:
         """Convert a linear layer.

@@ -36,17 +36,6 @@ def make_blockwise(seed: int, vocabulary: int = 12, **options: Any) -> tuple[Any
     return task, model.eval()
 
 
-@pytest.mark.parametrize("identity", [True, False])
-@pytest.mark.parametrize("block_size", [2, 4])
-@pytest.mark.parametrize("seed", range(4))
-def test_exact_blockwise_equals_fairseq(seed: int, block_size: int, identity: bool) -> None:
-    task, model = make_blockwise(seed, identity_first_head=identity)
-    sample = make_sample(task, [5, 1, 0, 17, 9], seed)
-    expected = fairseq_greedy([model], task, sample, max_len_b=25)
-    drafted, _ = decode([model], task, sample, Options("blockwise", block_size), max_len_b=25)
-    assert_same_output(drafted, expected)
-
-
 @settings(UNSHRUNK, max_examples=example_count(20))
 @given(
     block_size=st.sampled_from([None, 2, 3]),

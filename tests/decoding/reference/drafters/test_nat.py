@@ -137,28 +137,6 @@ def test_accepted_tokens_are_cached(monkeypatch: pytest.MonkeyPatch, attention: 
     assert widths == (cached if attention == "prefix-causal" else everything)
 
 
-def test_ragged_batches_run_new_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In ragged batches an iteration runs the most tokens that a sentence gained, and the masks."""
-    task = make_task(60)
-    verifier, model = make_transformer(task, 3, ending=False), make_drafter(task, 4)
-    sample = make_sample(task, [6, 0, 9])
-    outputs = ids(fairseq_greedy([verifier], task, sample, max_len_b=60))
-    drafter, widths = CheckedDrafter(model, 5, outputs, verifier.encoder, 0), []
-    step = drafter.decoder.cached.step
-
-    def spy(tokens: Tensor, *arguments: Any, **named: Any) -> Tensor:
-        widths.append(tokens.size(1))
-        return step(tokens, *arguments, **named)
-
-    monkeypatch.setattr(drafter.decoder.cached, "step", spy)
-    _, stats = decode([verifier], task, sample, drafter, max_len_b=60)
-    # While all three are active and none is near the limit.
-    together = min(sentence.iterations for sentence in stats) - 3
-    gains = [max(sentence.emitted[turn] for sentence in stats) for turn in range(together)]
-    assert together > 5 and len({sum(s.emitted[:together]) for s in stats}) > 1
-    assert widths[: together + 1] == [1 + 5, *(gain + 5 for gain in gains)]
-
-
 @pytest.mark.parametrize("attention", ["prefix-causal", "full"])
 @torch.no_grad()
 def test_nat_decoder_emits_its_drafts(attention: str) -> None:
