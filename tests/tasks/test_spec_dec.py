@@ -52,6 +52,7 @@ from tests.support import Options, ids, make_args, make_drafter, make_sample, ma
         ({"decoding_method": "gad", "active_sentences": -1}, "--active-sentences -1: give"),
         ({"active_sentences": 8}, "--active-sentences 8: .*choose another --decoder"),
         ({"int8": True}, "--int8: fairseq's own search runs in fp32; choose another --decoder"),
+        ({"int8": True, "decoding_method": "greedy", "bf16": True}, "--int8: rounds fp32 weights; leave out --bf16"),
         ({"glancing_start": 1.5}, "--glancing-start 1.5.*give"),
         ({"blocks_per_sentence": 0}, "--blocks-per-sentence 0: give"),
     ],

@@ -23,7 +23,6 @@ from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.cases import Case, cases
 from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.decoding.reference.captured.test_graphed_decoder import Recorder, graphing
-from tests.errors import error_about
 from tests.strategies import DETERMINISTIC, DRAFTERS, FEATURE_DRAFTERS, SEARCHES, SOURCES, UNSHRUNK, example_count
 from tests.support import Options, decode, ids, make_args, make_sample, make_task, make_transformer
 
@@ -43,6 +42,12 @@ def one_by_one(sample: dict[str, Any]) -> list[dict[str, Any]]:
 def outputs(generated: list) -> list[tuple[list[int], list[float]]]:
     """Return ids and scores of every sentence."""
     return [(best["tokens"].tolist(), best["positional_scores"].tolist()) for (best, *_) in generated]
+
+
+def alone(models: list, task: SpecDecTask, sample: dict[str, Any], make: Any, how: Any = None, **search: Any) -> list:
+    """Return ids and scores of every sentence, decoded one at a time, by default with `greedy`."""
+    how = how or Options("greedy")
+    return [outputs(decode(models, task, one, how, engine=make(), **search)[0])[0] for one in one_by_one(sample)]
 
 
 # Engines: the kernels and PyTorch in fp32, as on a CPU, and PyTorch in half precision, as on a GPU.
@@ -96,12 +101,8 @@ def test_output_equals_greedy_bit_for_bit(engine: str, case: Case, decoder: Opti
     # Some drafters contain the verifier's weights: build both before rounding.
     for model in (case.verifier, case.drafter):
         model.to(dtype)
-    alone = [
-        outputs(decode([case.verifier], case.task, one, Options("greedy"), engine=make(), **case.search)[0])[0]
-        for one in one_by_one(case.sample)
-    ]
     together, _ = case.decode(decoder, engine=make(), active_sentences=active)
-    assert outputs(together) == alone
+    assert outputs(together) == alone([case.verifier], case.task, case.sample, make, **case.search)
 
 
 def test_ensembles_and_many_rows(engine: str) -> None:
@@ -115,12 +116,8 @@ def test_ensembles_and_many_rows(engine: str) -> None:
     sample = make_sample(task, 5 * lengths if "kernels" in engine else lengths[:5], 1)
     # Ensembles run in PyTorch.
     for verifiers in (models[:1],) if "kernels" in engine else (models[:1], models):
-        alone = [
-            outputs(decode(verifiers, task, one, Options("greedy"), engine=make(), max_len_b=30)[0])[0]
-            for one in one_by_one(sample)
-        ]
         together, _ = decode(verifiers, task, sample, Options("jacobi"), engine=make(), max_len_b=30)
-        assert outputs(together) == alone
+        assert outputs(together) == alone(verifiers, task, sample, make, max_len_b=30)
 
 
 @pytest.mark.parametrize("identity", [True, False])
@@ -133,13 +130,9 @@ def test_blockwise_heads(engine: str, identity: bool) -> None:
     task, model = make_blockwise(3, identity_first_head=identity)
     model.to(dtype)
     sample = make_sample(task, [5, 1, 0, 17], 3)
-
-    def alone(how: Options) -> list:
-        single_outputs = [decode([model], task, one, how, engine=make(), max_len_b=20)[0] for one in one_by_one(sample)]
-        return [output for each in single_outputs for output in outputs(each)]
-
-    greedy = alone(Options("greedy"))
-    expected = alone(Options("blockwise", 3)) if "kernels" in engine and not identity else greedy
+    expected = greedy = alone([model], task, sample, make, max_len_b=20)
+    if "kernels" in engine and not identity:
+        expected = alone([model], task, sample, make, Options("blockwise", 3), max_len_b=20)
     assert [tokens for tokens, _ in expected] == [tokens for tokens, _ in greedy]
     for block_size in (2, 4):
         together, _ = decode([model], task, sample, Options("blockwise", block_size), engine=make(), max_len_b=20)
@@ -166,11 +159,8 @@ def test_an_unknown_encoder_sees_one_sentence_at_a_time(engine: str) -> None:
     model = make_transformer(task, 3).to(dtype)
     model.encoder = Strange(model.encoder)
     sample = make_sample(task, [3, 14, 0, 6], 1)
-    alone = [
-        outputs(decode([model], task, one, Options("greedy"), engine=make(), max_len_b=20)[0])[0]
-        for one in one_by_one(sample)
-    ]
-    assert outputs(decode([model], task, sample, Options("jacobi"), engine=make(), max_len_b=20)[0]) == alone
+    together, _ = decode([model], task, sample, Options("jacobi"), engine=make(), max_len_b=20)
+    assert outputs(together) == alone([model], task, sample, make, max_len_b=20)
 
 
 def test_half_precision_differs_without_fixed_shapes() -> None:
@@ -178,11 +168,8 @@ def test_half_precision_differs_without_fixed_shapes() -> None:
     task = make_task(50)
     model = make_transformer(task, 3).to(torch.bfloat16)
     sample = make_sample(task, [3, 14, 0, 6, 21], 1)
-    results = [
-        [outputs(decode([model], task, part, Options(name), engine=Engine(), max_len_b=30)[0]) for part in parts]
-        for name, parts in (("greedy", one_by_one(sample)), ("jacobi", [sample]))
-    ]
-    assert [out for part in results[0] for out in part] != results[1][0]
+    together, _ = decode([model], task, sample, Options("jacobi"), engine=Engine(), max_len_b=30)
+    assert outputs(together) != alone([model], task, sample, Engine, max_len_b=30)
 
 
 @settings(DETERMINISTIC, max_examples=example_count(20))
@@ -297,11 +284,6 @@ def test_changed_weights_are_rounded_again() -> None:
     assert ids(generator.generate([half], sample)) == ids(fresh) != before
 
 
-def test_int8_is_refused() -> None:
-    with error_about("--int8", "rounds fp32 weights; leave out --bf16"):
-        SpecDecTask.setup_task(make_task(9, int8=True, decoding_method="greedy", bf16=True).cfg)
-
-
 def test_from_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounding steps up to powers of two changes no result."""
     task = make_task(50)
@@ -309,9 +291,6 @@ def test_from_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     engine = replace(graphing(monkeypatch, recorder, EAGER_USES=0), batch_invariant=True)
     sample = make_sample(task, [3, 14, 0], 1)
-    alone = [
-        outputs(decode([model], task, one, Options("greedy"), engine=Engine(batch_invariant=True), max_len_b=12)[0])[0]
-        for one in one_by_one(sample)
-    ]
     together, _ = decode([model], task, sample, Options("gs-jacobi", 3), engine=engine, max_len_b=12)
-    assert outputs(together) == alone and recorder.replays > 3
+    make = lambda: Engine(batch_invariant=True)  # noqa: E731
+    assert outputs(together) == alone([model], task, sample, make, max_len_b=12) and recorder.replays > 3
