@@ -93,12 +93,6 @@ def test_best_scores_are_best_log_probabilities(
     assert torch.equal(chosen, log_probs.amax(-1))
 
 
-def test_only_padding_is_forbidden_within_the_limits() -> None:
-    log_probs = torch.zeros(2, 3, SIZE)
-    Constraints(PAD, UNK, EOS, max_len=20, min_len=2).apply(log_probs, torch.tensor([2, 9]), 2, 9)
-    assert (log_probs == -torch.inf).nonzero()[:, 2].tolist() == [PAD] * 6
-
-
 @settings(DETERMINISTIC, max_examples=example_count(100))
 @given(prefixes=PREFIXES, max_len=st.integers(0, 8), seed=st.integers(0, 99))
 def test_prefixes_replace_tokens(prefixes: list[list[int]], max_len: int, seed: int) -> None:

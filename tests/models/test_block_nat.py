@@ -316,8 +316,3 @@ def test_unsuitable_initial_encoder_is_refused(tmp_path: Path, options: dict[str
     save_stock_checkpoint(task, path)
     with refused(message):
         build_drafter(task, init_encoder_from=str(path), **options)
-
-
-def test_missing_initial_encoder_is_refused(tmp_path: Path) -> None:
-    with error_about("--init-encoder-from", "no such file"):
-        build_drafter(make_task(30), init_encoder_from=str(tmp_path / "none.pt"))

@@ -72,12 +72,6 @@ def weight_bytes(*models: nn.Module) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in parameters.values())
 
 
-def test_held_bytes_see_closures_and_count_views_once() -> None:
-    memory = torch.zeros(100)
-    hidden = torch.zeros(50)
-    assert held_bytes([memory[:10], {"a": memory[10:]}], lambda: hidden) == 4 * 150
-
-
 KINDS = [
     {},
     {"share_encoder": True},

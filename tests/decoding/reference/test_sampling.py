@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.native.model import NativeWeights
-from fairseq_plugins.decoding.reference.encoder import FusedEncoder
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.noise import noise, noise_keys
 from fairseq_plugins.decoding.reference.sampling import Sampling
@@ -183,20 +182,6 @@ def test_repeated_sentences_are_encoded_as_alone(backend: str) -> None:
         for one, other in zip(found[row], expected[0], strict=True):
             assert one["tokens"].tolist() == other["tokens"].tolist()
             torch.testing.assert_close(one["positional_scores"], other["positional_scores"], rtol=0, atol=0)
-
-
-def test_samples_of_a_sentence_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoded: list[int] = []
-    encode = FusedEncoder._encode
-    monkeypatch.setattr(
-        FusedEncoder,
-        "_encode",
-        lambda self, tokens, *more, **how: encoded.append(len(tokens)) or encode(self, tokens, *more, **how),
-    )
-    task = make_task(40)
-    model, sample = make_transformer(task, 3), make_sample(task, [3, 9])
-    decode([model], task, sample, Options("greedy"), engine=BACKENDS["torch"], sampling=Sampling(), samples=4, **LIMITS)
-    assert encoded == [2]
 
 
 def compared_with_fairseq(sampling: Sampling, how: Options, count: int) -> float:

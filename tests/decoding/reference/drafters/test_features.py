@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.criterions.glat_loss import GlatLoss
-from fairseq_plugins.data.block_masking import Blocks, glance, sample_blocks
+from fairseq_plugins.data.block_masking import glance, sample_blocks
 from fairseq_plugins.decoding import weights
 from fairseq_plugins.decoding.checks import check_fit
 from fairseq_plugins.decoding.reference.drafters.features import FeatureDrafter
@@ -21,13 +21,12 @@ from fairseq_plugins.decoding.reference.search.rules import accept_all
 from fairseq_plugins.decoding.reference.state import Draft
 from fairseq_plugins.decoding.reference.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.verifier_features import FeatureReader
 from tests.errors import error_about, refused
+from tests.models.test_block_nat import blocks_for, make_targets
 from tests.strategies import FEATURE_DRAFTERS, TRANSFORMERS, UNSHRUNK, example_count, fitting
 from tests.support import (
     Options,
-    make_args,
     make_drafter,
     make_sample,
     make_state,
@@ -37,21 +36,6 @@ from tests.support import (
 
 FEATURES = {"drafter_context": "features"}
 VOCABULARY = 30
-
-
-def make_targets(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return random targets with EOS and fairseq's decoder input for them."""
-    target = torch.full((len(lengths), max(lengths) + 1), 1)
-    for row, length in enumerate(lengths):
-        target[row, : length + 1] = torch.cat([torch.randint(4, VOCABULARY, (length,)), torch.tensor([2])])
-    previous = torch.where(target == 2, 1, target).roll(1, 1)
-    previous[:, 0] = 2
-    return target, previous
-
-
-def make_blocks(model: BlockNat, target: torch.Tensor, previous: torch.Tensor, size: int, count: int) -> Blocks:
-    generator = torch.Generator().manual_seed(4)
-    return sample_blocks(target, previous, size, count, "features", 1, model.decoder.mask_id, generator)
 
 
 @settings(UNSHRUNK, max_examples=example_count(25))
@@ -73,7 +57,7 @@ def test_training_equals_decoding(
     lengths, sources = [6, 3, 0, 9], [5, 2, 7, 1]
     sample = make_sample(task, sources, seed)
     target, previous = make_targets(lengths)
-    blocks = make_blocks(model, target, previous, 4, 3)
+    blocks = blocks_for(model, target, previous, 4, 3, 4)
     encoder_out = model.encoder(**sample["net_input"])
     features, _ = model._verifier_states(previous, encoder_out)
     logits = model.decoder.output_layer(model.decoder.block_hidden(blocks, encoder_out, features))
@@ -110,7 +94,7 @@ def test_blocks_are_independent_and_causal() -> None:
     model = make_drafter(task, 1, verifier=verifier, **FEATURES)
     sample = make_sample(task, [5, 2, 7])
     target, previous = make_targets([6, 3, 8])
-    blocks = make_blocks(model, target, previous, 3, 2)
+    blocks = blocks_for(model, target, previous, 3, 2, 4)
     encoder_out = model.encoder(**sample["net_input"])
     features, _ = model._verifier_states(previous, encoder_out)
     hidden = model.decoder.block_hidden(blocks, encoder_out, features)
@@ -134,7 +118,7 @@ def test_copy_of_all_layers_predicts_the_verifiers_next_token() -> None:
     decoder.load_state_dict({**decoder.state_dict(), **copied})
     sample = make_sample(task, [5, 2, 7])
     target, previous = make_targets([6, 3, 8])
-    blocks = make_blocks(model, target, previous, 3, 2)
+    blocks = blocks_for(model, target, previous, 3, 2, 4)
     encoder_out = model.encoder(**sample["net_input"])
     features, _ = model._verifier_states(previous, encoder_out)
     first = decoder.output_layer(decoder.block_hidden(blocks, encoder_out, features))[:, blocks.draft_positions == 1]
@@ -147,7 +131,7 @@ def test_copy_of_all_layers_predicts_the_verifiers_next_token() -> None:
 def test_block_inputs() -> None:
     target, previous = make_targets([6, 3])
     model = make_drafter(make_task(VOCABULARY), 1, verifier=make_transformer(make_task(VOCABULARY)), **FEATURES)
-    blocks = make_blocks(model, target, previous, 3, 2)
+    blocks = blocks_for(model, target, previous, 3, 2, 4)
     assert blocks.draft_positions.tolist() == [1, 2, 3, 1, 2, 3]
     for row in range(2):
         for block in range(2):
@@ -163,7 +147,7 @@ def test_block_inputs() -> None:
 def test_glancing_reveals_the_next_input() -> None:
     target, previous = make_targets([8, 8, 8])
     model = make_drafter(make_task(VOCABULARY), 1, verifier=make_transformer(make_task(VOCABULARY)), **FEATURES)
-    blocks = make_blocks(model, target, previous, 4, 2)
+    blocks = blocks_for(model, target, previous, 4, 2, 4)
     glanced = glance(blocks, torch.zeros_like(blocks.targets), 0.9, 1)
     revealed = (glanced.targets == 1) & (blocks.targets != 1)
     assert revealed.any() and not revealed.view(3, 2, 4)[:, :, -1].any()
@@ -174,22 +158,6 @@ def test_glancing_reveals_the_next_input() -> None:
     assert glanced.masks[place[0], place[1] + 1] == target[place[0], position]
 
 
-def test_copied_layers_read_the_verifiers_inputs() -> None:
-    """Before training, layer i + 1 reads nearly the same inputs as the verifier's layer i + 1."""
-    task = make_task(VOCABULARY)
-    verifier = make_transformer(task, 0)
-    # Without make_drafter(), which scales weights up.
-    model = BlockNat.build_model(make_args(block_size=4, **FEATURES), task, verifier=verifier)
-    assert model.decoder.reader.feature_layers == [0, 1, 2]
-    features = torch.randn(2, 5, 48)
-    states, added = model.decoder.reader(features)
-    assert states.shape == (2, 2, 5, 16) and added.shape == (2, 5, 16) and not added.any()
-    for layer in range(2):
-        chosen = features[..., 16 * layer : 16 * (layer + 1)]
-        correlation = torch.corrcoef(torch.stack([states[layer].flatten(), chosen.flatten()]))[0, 1]
-        assert correlation > 0.97
-
-
 @pytest.mark.parametrize("gain", [0.0, 3.0])
 def test_loss_by_hand(gain: float) -> None:
     """--position-decay weighs the i-th token exp(-(i-1)/gamma); --soft-targets mixes in the verifier's distribution."""
@@ -198,7 +166,7 @@ def test_loss_by_hand(gain: float) -> None:
     model = make_drafter(task, 1, verifier=verifier, **FEATURES).eval()
     sample = make_sample(task, [5, 2])
     target, previous = make_targets([6, 3])
-    blocks = make_blocks(model, target, previous, 3, 2)
+    blocks = blocks_for(model, target, previous, 3, 2, 4)
     sample |= {"target": target, "blocks": blocks, "glancing_ratio": 0.0, "ntokens": 11}
     sample["net_input"]["prev_output_tokens"] = previous
     loss, size, _ = GlatLoss(task, 0.0, position_decay=gain, soft_targets=0.25)(model, sample)
@@ -249,7 +217,7 @@ def test_verifier_tuning_by_hand() -> None:
     model.eval()
     sample = make_sample(task, [5, 2])
     target, previous = make_targets([6, 3])
-    blocks = make_blocks(model, target, previous, 3, 2)
+    blocks = blocks_for(model, target, previous, 3, 2, 4)
     sample |= {"target": target, "blocks": blocks, "glancing_ratio": 0.0, "ntokens": 11}
     sample["net_input"]["prev_output_tokens"] = previous
     alone, size, _ = GlatLoss(task, 0.0, verifier_loss=0.0)(model, sample)

@@ -1,13 +1,44 @@
-"""Reliability of a drafter's probabilities in validation, counted by hand and summed as in fairseq."""
+"""Accuracy by position in a block, and reliability of its probabilities, counted by hand and summed as in fairseq."""
 
 import pytest
 import torch
 from fairseq.logging import metrics
 
-from fairseq_plugins.criterions.logged_sums import log_reliability, logged_reliability, reliability_counts
+from fairseq_plugins.criterions.logged_sums import (
+    accuracies,
+    accuracy_by_position,
+    log_reliability,
+    logged_reliability,
+    reliability_counts,
+    shown_positions,
+)
 from fairseq_plugins.data.block_masking import Blocks, sample_blocks
 
 PAD, EOS = 1, 2
+
+
+def test_accuracy_by_position_by_hand() -> None:
+    target = torch.tensor([[5, 6, 7, 8, EOS], [9, EOS, PAD, PAD, PAD]])
+    blocks = sample_blocks(target, target, 3, 1, "prefix-causal", pad=PAD, mask=20)
+    blocks.targets = torch.tensor([[5, 6, 7], [9, EOS, PAD]])
+    correct = torch.tensor([True, False, True, True, True])
+    counts = {name: int(count) for name, count in accuracy_by_position(correct, blocks, PAD).items()}
+    assert counts == {
+        "correct_at_1": 2, "total_at_1": 2, "correct_at_2": 1, "total_at_2": 2, "correct_at_3": 1, "total_at_3": 1,
+    }  # fmt: skip
+    assert accuracies([counts, counts]) == {
+        "accuracy_at_1": (100.0, 4), "accuracy_at_2": (50.0, 4), "accuracy_at_3": (100.0, 2),
+    }  # fmt: skip
+
+
+def test_positions_without_a_target_are_left_out() -> None:
+    assert accuracies([{"correct_at_8": torch.tensor(0), "total_at_8": torch.tensor(0)}]) == {}
+    assert accuracies([{"loss": 1.0}]) == {}
+
+
+@pytest.mark.parametrize(("size", "positions"), [(1, [1]), (4, [1, 2, 4]), (25, [1, 2, 4, 8, 16, 25])])
+def test_shown_positions(size: int, positions: list[int]) -> None:
+    assert shown_positions(size) == positions
 
 
 def two_blocks() -> Blocks:
