@@ -1,14 +1,13 @@
 """Merge shards into training data: check, filter, and binarise with the same dictionaries."""
 
 import contextlib
-import errno
 import io
 import json
 import os
-import shutil
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from fairseq import options
@@ -21,9 +20,8 @@ from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.decode import source_files
 from fairseq_plugins.distillation.shards import TeacherSentence
 from fairseq_plugins.errors import ConfigurationError, unknown_value
-from fairseq_plugins.shared.files import is_own_file, sha256, write_atomically
+from fairseq_plugins.shared.files import sha256, unwritable, write_atomically
 
-_MARK = "made-by-spec-dec-distill"
 PREFIXES = {"train": "--trainpref", "valid": "--validpref", "test": "--testpref"}
 """fairseq-preprocess's option for each subset."""
 
@@ -141,10 +139,7 @@ def merge(
 
     Raises ConfigurationError for shards that are missing or do not fit the data, and a folder that cannot be written.
     """
-    work = destination.with_name(destination.name + ".partial")
     if destination.exists():
-        if is_own_file(work / _MARK):  # the run was killed after it had renamed the result
-            _remove_folder(work)
         raise ConfigurationError("--destdir", destination, "is there already", "remove it or give another folder")
     for subset in subsets:
         check_subset(subset)
@@ -152,79 +147,39 @@ def merge(
     source, target = task.cfg.source_lang, task.cfg.target_lang
     counts, origins = {}, {}
     try:
-        _make_folder(work, destination)
-        partial, text = work / "data", work / "text"
-        partial.mkdir()
-        text.mkdir()
-        for subset in subsets:
-            dataset = load_subset(task, subset)
-            files = source_files(data, subset, source, target)
-            origins[subset], sentences = read_all(folder, subset, sha256(files), len(dataset))
-            is_training = subset == "train"
-            pairs, counts[subset] = filter_pairs(
-                _text(dataset.src, task.source_dictionary), sentences, max_ratio if is_training else None
-            )
-            if not pairs:
-                raise ConfigurationError(None, folder, f"no sentence of {subset} is left ({counts[subset]})")
-            if keep_raw and is_training:
-                if dataset.tgt is None:
-                    raise ConfigurationError("--keep-raw", None, f"{data} has no target side of {subset}")
-                counts[subset].raw = len(dataset)
-                raw = (_text(dataset.src, task.source_dictionary), _text(dataset.tgt, task.target_dictionary))
-                pairs += zip(*raw, strict=True)
-            for language, side in ((source, 0), (target, 1)):
-                with open(text / f"{subset}.{language}", "w", encoding="utf-8", newline="\n") as file:
-                    file.writelines(pair[side] + "\n" for pair in pairs)
-        _binarise(data, text, partial, source, target, subsets, workers)
-        record: dict[str, Any] = {"counts": {name: asdict(value) for name, value in counts.items()}}
-        record["made_from"] = origins
-        record |= {"max_ratio": max_ratio, "keep_raw": keep_raw}
-        write_atomically(partial / "distilled.json", json.dumps(record, indent=2) + "\n", "--destdir")
-        os.replace(partial, destination)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f"{destination.name}.partial.", dir=destination.parent) as work:
+            partial, text = Path(work, "data"), Path(work, "text")
+            partial.mkdir()
+            text.mkdir()
+            for subset in subsets:
+                dataset = load_subset(task, subset)
+                files = source_files(data, subset, source, target)
+                origins[subset], sentences = read_all(folder, subset, sha256(files), len(dataset))
+                is_training = subset == "train"
+                pairs, counts[subset] = filter_pairs(
+                    _text(dataset.src, task.source_dictionary), sentences, max_ratio if is_training else None
+                )
+                if not pairs:
+                    raise ConfigurationError(None, folder, f"no sentence of {subset} is left ({counts[subset]})")
+                if keep_raw and is_training:
+                    if dataset.tgt is None:
+                        raise ConfigurationError("--keep-raw", None, f"{data} has no target side of {subset}")
+                    counts[subset].raw = len(dataset)
+                    raw = (_text(dataset.src, task.source_dictionary), _text(dataset.tgt, task.target_dictionary))
+                    pairs += zip(*raw, strict=True)
+                for language, side in ((source, 0), (target, 1)):
+                    with open(text / f"{subset}.{language}", "w", encoding="utf-8", newline="\n") as file:
+                        file.writelines(pair[side] + "\n" for pair in pairs)
+            _binarise(data, text, partial, source, target, subsets, workers)
+            record: dict[str, Any] = {"counts": {name: asdict(value) for name, value in counts.items()}}
+            record["made_from"] = origins
+            record |= {"max_ratio": max_ratio, "keep_raw": keep_raw}
+            write_atomically(partial / "distilled.json", json.dumps(record, indent=2) + "\n", "--destdir")
+            os.replace(partial, destination)
     except OSError as error:
-        raise _unwritable(destination, error) from error
-    finally:
-        _remove_folder(work)
+        raise unwritable(destination, "--destdir", error) from error
     return counts
-
-
-def _make_folder(work: Path, destination: Path) -> None:
-    """Make the folder of an unfinished result, with a mark; remove that of an interrupted run."""
-    if os.path.lexists(work) and not _is_ours(work):
-        problem = f"{work} is there, and is not an unfinished result"
-        raise ConfigurationError("--destdir", destination, problem, "rename it, or give another folder")
-    _remove_folder(work)
-    work.mkdir(parents=True, exist_ok=True)
-    (work / _MARK).touch()
-
-
-def _is_ours(work: Path) -> bool:
-    """Return whether a folder is marked, or empty as between its making and its mark; it is no symbolic link."""
-    if work.is_symlink() or not work.is_dir():
-        return False
-    return is_own_file(work / _MARK) or not any(work.iterdir())
-
-
-def _remove_folder(work: Path) -> None:
-    """Remove what an unfinished result consists of, and its folder unless it has other files."""
-    if not _is_ours(work):
-        return
-    for part in (work / "data", work / "text"):
-        if part.is_dir() and not part.is_symlink():
-            shutil.rmtree(part, ignore_errors=True)
-    (work / _MARK).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # has other files
-        work.rmdir()
-
-
-def _unwritable(destination: Path, error: OSError) -> ConfigurationError:
-    remedy = "free some" if error.errno == errno.ENOSPC else "give a folder that can be written"
-    return ConfigurationError(
-        "--destdir",
-        destination,
-        f"cannot be written ({error.strerror})",
-        f"{remedy} and run the same command again: the shards are kept",
-    )
 
 
 def _binarise(

@@ -5,7 +5,6 @@ follows, in the order of decoding, and a JSON line with the number of sentences 
 name of an unfinished shard ends in `.partial`.
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -16,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.files import hold, open_own
+from fairseq_plugins.process.output import counted
+from fairseq_plugins.shared.files import hold, open_own, unwritable, write_all
 from fairseq_plugins.shared.typed_values import load_json
 
 TOO_LONG = "too-long"
@@ -104,11 +104,6 @@ def _parse(content: bytes) -> tuple[dict[str, Any] | None, list[TeacherSentence]
     return header, sentences, end
 
 
-def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
-    """Return the names of the entries in which two origins differ."""
-    return ", ".join(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
-
-
 class ShardWriter:
     """Write a shard, or resume an interrupted one; `done` has the numbers of its sentences.
 
@@ -122,7 +117,7 @@ class ShardWriter:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open_own(self._partial, "a+b", buffering=0)
         except OSError as error:
-            raise _cannot_write(self._partial, error) from error
+            raise unwritable(self._partial, "--output", error) from error
         hold(self._file, self._partial, path)
         self._file.seek(0)
         content = self._file.read()
@@ -131,9 +126,8 @@ class ShardWriter:
         if header is None and not first.startswith(content):
             remedy = "rename it or choose another {--output}"
             raise ConfigurationError(None, self._partial, "was not written by spec-dec-distill", remedy)
-        if header is not None and header != made_from:
-            problem = f"was begun with other {differences(made_from, header)}"
-            raise ConfigurationError(None, self._partial, problem, "remove it or choose another {--output}")
+        if header is not None:
+            check_origin(self._partial, header, made_from)
         # A kill can tear the last line.
         self._file.truncate(end)
         self._hash = hashlib.sha256(content[:end])
@@ -155,29 +149,22 @@ class ShardWriter:
             os.fsync(self._file.fileno())
             os.replace(self._partial, self._path)
         except OSError as error:
-            raise _cannot_write(self._partial, error) from error
+            raise unwritable(self._partial, "--output", error) from error
         self._file.close()
 
     def _write(self, content: bytes) -> None:
-        rest = memoryview(content)
         try:
-            while len(rest) > 0:
-                rest = rest[self._file.write(rest) :]
+            write_all(self._file, content)
         except OSError as error:
-            raise _cannot_write(self._partial, error) from error
+            raise unwritable(self._partial, "--output", error) from error
         self._hash.update(content)
 
 
-def _cannot_write(file: Path, error: OSError) -> ConfigurationError:
-    remedy = "free some" if error.errno == errno.ENOSPC else "give an --output that can be written"
-    problem = f"cannot be written ({error.strerror})"
-    return ConfigurationError(None, file, problem, f"{remedy} and run the same command again: what is finished is kept")
-
-
 def check_origin(file: Path, header: dict[str, Any], made_from: dict[str, Any]) -> None:
-    """Raise ConfigurationError for a finished shard of another origin."""
-    if header != made_from:
-        problem = f"was made from other {differences(made_from, header)}"
+    """Raise ConfigurationError for a shard of another origin."""
+    other = [name for name in {**made_from, **header} if made_from.get(name) != header.get(name)]
+    if other:
+        problem = f"was made from other {', '.join(other)}"
         raise ConfigurationError(None, file, problem, "remove it or choose another {--output}")
 
 
@@ -186,17 +173,8 @@ def in_order(sentences: Sequence[TeacherSentence], count: int, folder: Path) -> 
 
     Raises ConfigurationError unless each of the numbers 0 to `count` - 1 occurs once.
     """
-    ordered: list[TeacherSentence | None] = [None] * count
-    for sentence in sentences:
-        if sentence.number >= count:
-            problem = f"has a translation of sentence {sentence.number}, but the data has {count} sentences"
-            raise ConfigurationError(None, folder, problem, "give the data that was decoded")
-        if ordered[sentence.number] is not None:
-            problem = f"has two translations of sentence {sentence.number}"
-            raise ConfigurationError(None, folder, problem, "remove the shards and decode again")
-        ordered[sentence.number] = sentence
-    missing = [number for number, sentence in enumerate(ordered) if sentence is None]
-    if missing:
-        problem = f"{len(missing)} of {count} sentences have no translation (the first is {missing[0]})"
-        raise ConfigurationError(None, folder, problem, "remove the shards and decode again")
-    return [sentence for sentence in ordered if sentence is not None]
+    ordered = sorted(sentences, key=lambda sentence: sentence.number)
+    if [sentence.number for sentence in ordered] != list(range(count)):
+        problem = f"has not one translation for each of the {counted(count, 'sentence')} of the data"
+        raise ConfigurationError(None, folder, problem, "remove the shards and decode the same data again")
+    return ordered

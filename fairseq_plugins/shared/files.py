@@ -180,12 +180,12 @@ def write_atomically(path: Path, content: str | bytes, option: str) -> None:
                 stream.flush()
             # The stream's own descriptor, so that later output follows this text.
             with open(target.path if stream is None else os.dup(stream.fileno()), "ab", buffering=0) as file:
-                _write_all(file, data)
+                write_all(file, data)
             return
         opened, partial = target.open_partial("xb", buffering=0)
         try:
             with opened:
-                _write_all(opened, data)
+                write_all(opened, data)
             os.replace(partial, target.path)
         except BaseException:
             partial.unlink(missing_ok=True)
@@ -194,7 +194,7 @@ def write_atomically(path: Path, content: str | bytes, option: str) -> None:
         raise unwritable(path, option, error) from error
 
 
-def _write_all(file: object, data: bytes) -> None:
+def write_all(file: object, data: bytes) -> None:
     """Write to an unbuffered file, which may accept less than it is given."""
     rest = memoryview(data)
     while rest:

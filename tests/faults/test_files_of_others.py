@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 
 from fairseq_plugins.benchmarks.setting import conversions
-from fairseq_plugins.distillation.merge import merge
 from fairseq_plugins.distillation.shards import ShardWriter
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.files import Destination, destination, write_atomically
 from fairseq_plugins.shared.partial_file import PartialFile
 from fairseq_plugins.translation.cli import _translate_stream
 from fairseq_plugins.translation.output_shards import OutputShards, remove_finished
-from tests.conftest import Corpus
 from tests.support import REPOSITORY
 
 
@@ -115,7 +113,7 @@ def test_links_in_our_folder_are_not_followed(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("content", ["mine", '{"another": "origin"}\n', "[1]\n1\t2\tmine\n", "\n"])
 def test_shards_of_others_are_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "train.0-of-1.tsv.partial").write_text(content)
-    with pytest.raises(ConfigurationError, match="was not written by spec-dec-distill|was begun with other"):
+    with pytest.raises(ConfigurationError, match="was not written by spec-dec-distill|was made from other"):
         ShardWriter(tmp_path / "train.0-of-1.tsv", {"subset": "train"})
     assert (tmp_path / "train.0-of-1.tsv.partial").read_text() == content
 
@@ -140,44 +138,15 @@ def test_files_called_partial_are_kept(write: Callable[[Path], None], tmp_path: 
     assert contents(tmp_path) == {"out": b"ours\n", **dict.fromkeys(mine, b"mine")}
 
 
-def test_merging_keeps_folders_of_others(corpus: Corpus, tmp_path: Path) -> None:
-    def run() -> None:
-        merge(str(corpus.data), tmp_path / "shards", ["valid"], tmp_path / "merged", ("src", "tgt"))
-
-    work = tmp_path / "merged.partial"
-    (work / "text").mkdir(parents=True)
-    (work / "text" / "notes").write_text("mine")
-    (tmp_path / "other").mkdir()
-    before = contents(tmp_path)
-    with pytest.raises(
-        ConfigurationError, match=r"merged.partial is there, and is not an unfinished result; rename it"
-    ):
-        run()
-    assert contents(tmp_path) == before
-    work.rename(tmp_path / "mine")
-    work.symlink_to(tmp_path / "other")
-    with pytest.raises(ConfigurationError, match="is not an unfinished result"):
-        run()
-    work.unlink()
-    # Of an interrupted run, with a file of the user's.
-    work.mkdir()
-    for name in ("made-by-spec-dec-distill", "notes"):
-        (work / name).write_text("mine")
-    (work / "data").symlink_to(tmp_path / "mine")
-    with pytest.raises(ConfigurationError, match="shards"):
-        run()
-    assert contents(work) == {"notes": b"mine", "data": None} and contents(tmp_path / "mine")["text/notes"] == b"mine"
-
-
 def test_benchmarks_use_no_folder_that_others_can_make(tmp_path: Path) -> None:
     assert not conversions(None).is_relative_to(tempfile.gettempdir())
     assert conversions(str(tmp_path)) == tmp_path / "ctranslate2"
 
 
 def test_nothing_is_removed_by_its_name_only() -> None:
-    """Whole folders are removed by `tempfile`, which has made them, and where a mark is checked."""
+    """Whole folders are removed by `tempfile`, which has made them."""
     for file in [*REPOSITORY.glob("fairseq_plugins/**/*.py"), *REPOSITORY.glob("train_scripts/**/*.py")]:
         text = file.read_text(encoding="utf-8")
-        assert not re.search(r"rmtree|gettempdir|mktemp\(", text) or file.name == "merge.py", file
+        assert not re.search(r"rmtree|gettempdir|mktemp\(", text), file
         assert "rm -rf" not in text.replace('["rm", "-rf"', "") or file.name == "stages.py", file
     assert os.O_NOFOLLOW
