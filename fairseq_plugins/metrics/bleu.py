@@ -1,54 +1,44 @@
-"""BLEU, chrF and TER by sacrebleu: of raw text, and BLEU of Moses tokens."""
+"""BLEU, chrF and TER by sacrebleu: of raw text, and BLEU of Moses tokens as by `multi-bleu.perl`."""
 
 from argparse import Namespace
-from collections.abc import Callable
 from typing import Any
 
 import sacrebleu
 from sacrebleu.metrics.base import Metric
 
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.metrics.sample import Sample, Score
+from fairseq_plugins.metrics.sample import Sample, Score, Sentences
+
+SHOWN = {"bleu": "BLEU, tokenised", "sacrebleu": "sacreBLEU", "chrf": "chrF2", "ter": "TER"}
+"""The metrics of this file: name of --metrics -> name in tables."""
 
 
-def tokenized_bleu_metric() -> sacrebleu.BLEU:
-    """Return the BLEU of `multi-bleu.perl`: without tokenisation or smoothing."""
-    return sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
-
-
-def sacrebleu_metrics(settings: Namespace) -> dict[str, Metric]:
-    """Return sacrebleu's metrics of raw text by the names of `--metrics`."""
+def metric_of(name: str, settings: Namespace) -> Metric:
+    """Return sacrebleu's metric; raises ConfigurationError for a tokenizer that is not installed."""
+    if name == "bleu":  # without tokenisation or smoothing
+        return sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
+    if name != "sacrebleu":
+        return sacrebleu.CHRF() if name == "chrf" else sacrebleu.TER()
     try:
-        bleu = sacrebleu.BLEU(tokenize=settings.tokenize, trg_lang=settings.lang)
+        return sacrebleu.BLEU(tokenize=settings.tokenize, trg_lang=settings.lang)
     except (ImportError, RuntimeError) as error:
-        name = settings.tokenize or settings.lang
-        raise ConfigurationError("--tokenize", name, str(error)) from error
-    return {"sacrebleu": bleu, "chrf": sacrebleu.CHRF(), "ter": sacrebleu.TER()}
+        raise ConfigurationError("--tokenize", settings.tokenize or settings.lang, str(error)) from error
 
 
-def tokenized_bleu(sample: Sample) -> list[Score]:
-    """Compute BLEU of Moses-tokenised text, as in the papers' tables."""
-    metric = tokenized_bleu_metric()
-    score = metric.corpus_score(
-        sample.hypotheses.tokenized_lines, [reference.tokenized_lines for reference in sample.references]
-    )
-    settings = sample.settings
-    how = "as given" if settings.tokenized else f"Moses tokens, {settings.lang}"
-    how += ", compounds split" if settings.compound_split else ""
-    return [Score("BLEU, tokenised", score.score, f"{score.score:.2f}", _after_equals(score), how)]
+def lines_for(name: str, sentences: Sentences) -> list[str]:
+    """Return the text that a metric compares: Moses tokens for "bleu", else raw text."""
+    return sentences.tokenized_lines if name == "bleu" else sentences.raw
 
 
-def sacrebleu_scorer(name: str) -> Callable[[Sample], list[Score]]:
-    def scorer(sample: Sample) -> list[Score]:
-        metric = sacrebleu_metrics(sample.settings)[name]
-        score = metric.corpus_score(sample.hypotheses.raw, [reference.raw for reference in sample.references])
-        shown_name = "sacreBLEU" if name == "sacrebleu" else score.name
-        signature = str(metric.get_signature())
-        return [Score(shown_name, score.score, f"{score.score:.2f}", _after_equals(score), signature)]
-
-    return scorer
-
-
-def _after_equals(score: Any) -> str:
-    """Return what sacrebleu prints after the score: precisions, brevity penalty."""
-    return score.format(width=2).partition("= ")[2].partition(" ")[2]
+def score(name: str, sample: Sample) -> list[Score]:
+    """Compute a metric of `SHOWN`."""
+    metric, settings = metric_of(name, sample.settings), sample.settings
+    references = [lines_for(name, reference) for reference in sample.references]
+    found: Any = metric.corpus_score(lines_for(name, sample.hypotheses), references)
+    signature = str(metric.get_signature())
+    if name == "bleu":  # as in the papers' tables
+        signature = "as given" if settings.tokenized else f"Moses tokens, {settings.lang}"
+        signature += ", compounds split" if settings.compound_split else ""
+    # What sacrebleu prints after the score: precisions, brevity penalty.
+    details = found.format(width=2).partition("= ")[2].partition(" ")[2]
+    return [Score(SHOWN[name], found.score, f"{found.score:.2f}", details, signature)]

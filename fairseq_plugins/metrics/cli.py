@@ -19,7 +19,7 @@ import sacrebleu
 from tabulate import tabulate
 
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.metrics.registry import METRICS, REWRITING, choose, compute
+from fairseq_plugins.metrics.registry import METRICS, choose, compute
 from fairseq_plugins.metrics.sample import Sample, Score, Sentences
 from fairseq_plugins.metrics.significance import Difference, difference, significance
 from fairseq_plugins.metrics.texts import Text, aligned, read_text
@@ -180,12 +180,9 @@ def get_parser() -> CommandParser:
 def run(argv: Sequence[str]) -> None:
     """Parse, compute, print, write."""
     args = get_parser().parse_args(argv)
-    names = choose(args.metrics, args.source is not None)
+    names = choose(args.metrics)
     sample = load(args)
-    scores, left_out = compute(names, sample, required=args.metrics is not None)
-    if args.metrics is None and args.source is None:
-        rewriting = "for rewriting, compares with the source; add --source FILE"
-        left_out += [f"{name}: {rewriting}" for name in REWRITING.values()]
+    scores, left_out = compute(names, sample)
     tests = significance(names, sample) if sample.baseline is not None else []
     differs = difference(sample) if sample.baseline is not None else None
     print(report(sample, scores, left_out, tests, differs))

@@ -5,10 +5,11 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from fairseq_plugins.errors import ConfigurationError, unknown_value
-from fairseq_plugins.metrics.bleu import sacrebleu_scorer, tokenized_bleu
+from fairseq_plugins.metrics import bleu
 from fairseq_plugins.metrics.edits import corpus_edits
 from fairseq_plugins.metrics.sample import Sample, Score
 from fairseq_plugins.metrics.sari import Sari, corpus_sari, mean_sari, sari_tokens
@@ -18,11 +19,8 @@ ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 def rouge(sample: Sample) -> list[Score]:
     """Compute mean F1 of ROUGE-1, ROUGE-2, ROUGE-L and ROUGE-Lsum; several references: the best one counts."""
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ImportError as error:
-        problem = "rouge-score is not installed"
-        raise ConfigurationError("--metrics", "rouge", problem, "pip install rouge-score") from error
+    from rouge_score.rouge_scorer import RougeScorer
+
     settings = sample.settings
 
     def prepared(lines: Sequence[str]) -> list[str]:
@@ -116,17 +114,14 @@ def repetition(sample: Sample) -> list[Score]:
 
 
 METRICS: dict[str, Callable[[Sample], list[Score]]] = {
-    "bleu": tokenized_bleu,
-    "sacrebleu": sacrebleu_scorer("sacrebleu"),
-    "chrf": sacrebleu_scorer("chrf"),
-    "ter": sacrebleu_scorer("ter"),
+    **{name: partial(bleu.score, name) for name in bleu.SHOWN},
     "rouge": rouge,
     "sari": sari,
     "f0.5": edit_f,
     "repetition": repetition,
     "comet": comet,
 }
-# Metrics that compare with the source: computed by default only if --source is given.
+# Metrics of rewriting, which compare with the source: computed by default only if --source is given.
 REWRITING = {"sari": "SARI", "f0.5": "edit F0.5"}
 
 
@@ -134,8 +129,9 @@ def obstacle(metric: str, sample: Sample) -> str | None:
     """Return why a metric cannot be computed and what to do, or None if it can."""
     if metric == "rouge" and importlib.util.find_spec("rouge_score") is None:
         return "ROUGE: rouge-score is not installed; pip install rouge-score"
-    if metric in REWRITING and sample.sources is None:
-        return f"{REWRITING[metric]}: compares with the source; add --source FILE"
+    settings = sample.settings
+    if metric in REWRITING and (sample.sources is None or settings.metrics is None and settings.source is None):
+        return f"{REWRITING[metric]}: for rewriting, compares with the source; add --source FILE"
     if metric != "comet":
         return None
     if importlib.util.find_spec("comet") is None:
@@ -143,7 +139,7 @@ def obstacle(metric: str, sample: Sample) -> str | None:
             "COMET: unbabel-comet is not installed; pip install unbabel-comet, fetch a model once with comet-score "
             "and give its file with --comet-model MODEL.ckpt"
         )
-    path = sample.settings.comet_model
+    path = settings.comet_model
     if path is None:
         return "COMET: no model given; add --comet-model MODEL.ckpt, a model file on this machine"
     if not Path(path).is_file():
@@ -151,25 +147,22 @@ def obstacle(metric: str, sample: Sample) -> str | None:
     return "COMET: compares with the source; add --source FILE" if sample.sources is None else None
 
 
-def compute(names: Sequence[str], sample: Sample, required: bool) -> tuple[list[Score], list[str]]:
+def compute(names: Sequence[str], sample: Sample) -> tuple[list[Score], list[str]]:
     """Return the scores of metrics, and for each metric left out a line that says what to do.
 
-    Raises ConfigurationError for a `required` metric that cannot be computed.
+    Raises ConfigurationError for a metric of --metrics that cannot be computed.
     """
     obstacles = {name: obstacle(name, sample) for name in names}
     left_out = [reason for reason in obstacles.values() if reason is not None]
-    if left_out and required:
+    if left_out and sample.settings.metrics is not None:
         raise ConfigurationError("--metrics", ",".join(names), left_out[0])
     return [score for name in names if obstacles[name] is None for score in METRICS[name](sample)], left_out
 
 
-def choose(names: str | None, rewriting: bool) -> list[str]:
-    """Return keys of `METRICS` for a value of `--metrics`; by default all, those of `REWRITING` only with a source.
-
-    Raises ConfigurationError for an unknown name.
-    """
+def choose(names: str | None) -> list[str]:
+    """Return keys of `METRICS` for a value of `--metrics`, by default all; ConfigurationError for an unknown name."""
     if names is None:
-        return [name for name in METRICS if name not in REWRITING or rewriting]
+        return list(METRICS)
     chosen = [name.strip().lower() for name in names.split(",")]
     unknown = [name for name in chosen if name not in METRICS]
     if unknown:

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sacrebleu.metrics.base import Metric
-from sacrebleu.significance import PairedTest, Result
+from sacrebleu.significance import PairedTest
 
-from fairseq_plugins.metrics.bleu import sacrebleu_metrics, tokenized_bleu_metric
+from fairseq_plugins.metrics.bleu import SHOWN, lines_for, metric_of
 from fairseq_plugins.metrics.sample import Sample
 
 
@@ -29,46 +28,20 @@ def significance(names: Sequence[str], sample: Sample) -> list[dict[str, Any]]:
     Returns a record per metric: both scores, their bootstrap means and 95 % intervals, and the p-value.
     """
     assert sample.baseline is not None
-    records: list[dict[str, Any]] = []
-    samples = sample.settings.bootstrap_samples
-    shown = {"sacrebleu": "sacreBLEU", "chrf": "chrF2", "ter": "TER"}
-    raw = {shown[name]: metric for name, metric in sacrebleu_metrics(sample.settings).items() if name in names}
-    systems: list[tuple[str, Sequence[str]]]
-    if "bleu" in names:
-        references = [reference.tokenized_lines for reference in sample.references]
-        systems = [("baseline", sample.baseline.tokenized_lines), ("here", sample.hypotheses.tokenized_lines)]
-        records += _paired({"BLEU, tokenised": tokenized_bleu_metric()}, systems, references, samples)
-    if raw:
-        references = [reference.raw for reference in sample.references]
-        systems = [("baseline", sample.baseline.raw), ("here", sample.hypotheses.raw)]
-        records += _paired(raw, systems, references, samples)
-    return records
-
-
-def _paired(
-    metrics: dict[str, Metric],
-    systems: list[tuple[str, Sequence[str]]],
-    references: list[list[str]],
-    samples: int,
-) -> list[dict[str, Any]]:
-    test = PairedTest(systems, metrics, references, test_type="bs", n_samples=samples)
-    signatures, scores = test()
     records = []
-    # sacrebleu renames the metrics and keeps their order.
-    for name, (key, signature) in zip(metrics, signatures.items(), strict=True):
-        # One result for each system.
-        baseline, here = (cast(Result, result) for result in scores[key])
-        record: dict[str, Any] = {"metric": name, "p": _number(here.p_value), "signature": str(signature)}
+    for name in (name for name in SHOWN if name in names):
+        systems = [("baseline", lines_for(name, sample.baseline)), ("here", lines_for(name, sample.hypotheses))]
+        references = [lines_for(name, reference) for reference in sample.references]
+        metrics = {SHOWN[name]: metric_of(name, sample.settings)}
+        samples = sample.settings.bootstrap_samples
+        signatures, scores = PairedTest(systems, metrics, references, test_type="bs", n_samples=samples)()
+        (key, signature), *_ = signatures.items()
+        baseline, here = (cast(Any, result) for result in scores[key])
+        record: dict[str, Any] = {"metric": SHOWN[name], "p": float(here.p_value), "signature": str(signature)}
         for side, result in (("baseline", baseline), ("here", here)):
-            record[side] = {"score": result.score, "mean": _number(result.mean), "interval": _number(result.ci)}
+            record[side] = {"score": result.score, "mean": float(result.mean), "interval": float(result.ci)}
         records.append(record)
     return records
-
-
-def _number(value: float | None) -> float:
-    """Return a value that bootstrap tests always set."""
-    assert value is not None
-    return float(value)
 
 
 def difference(sample: Sample) -> Difference:

@@ -258,7 +258,7 @@ def test_edit_f(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "precision 33.33, recall 33.33; 1 edits right, 2 wrong, 2 missed" in printed
     assert "Moses tokens, uk; not M2, not ERRANT" in printed
     assert cli.main([*arguments, "--metrics", "f0.5"]) == 2
-    assert "edit F0.5: compares with the source; add --source FILE" in capsys.readouterr().err
+    assert "edit F0.5: for rewriting, compares with the source" in capsys.readouterr().err
 
 
 # Repetition, compounds, comparison with a baseline
@@ -378,7 +378,7 @@ def test_errors(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> N
         ([*hypotheses, "--references", f"{folder}/empty.txt"], "is empty; "),
         ([*hypotheses, *references, "--baseline", f"{folder}/short.txt"], "1 sentences, but "),
         ([*hypotheses, *references, "--metrics", "bleu,none"], "--metrics none: no such value; choose from bleu, "),
-        ([*hypotheses, *references, "--metrics", "sari"], "SARI: compares with the source; add --source FILE"),
+        ([*hypotheses, *references, "--metrics", "sari"], "SARI: for rewriting, compares with the source; add "),
         ([*hypotheses, *references, "--bootstrap-samples", "0"], "--bootstrap-samples: '0' is not a whole"),
         (["--hypotheses", f"{folder}/broken.out"], "broken.out: generate output that broke off (sentence 0 has no "),
         (["--hypotheses", f"{folder}/targetless.out"], "has no T- lines to take them from; add --references FILE"),
