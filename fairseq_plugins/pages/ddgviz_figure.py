@@ -215,7 +215,10 @@ _SHADES = 64
 def page(sentences: Sequence[SolvedSentence]) -> str:
     """Return the interactive page of all sentences, one self-contained HTML file."""
     data = {
-        "sentences": [{**s.as_json(), "speed_up": f"{s.speed_up:.2f}"} for s in sentences],
+        "sentences": [
+            {**s.as_json(), "edges": edges_between(s.trace.groups, MAX_EDGES), "speed_up": f"{s.speed_up:.2f}"}
+            for s in sentences
+        ],
         "colours": [to_hex(colormaps[COLOURS](i / (_SHADES - 1))) for i in range(_SHADES)],
     }
     return template("ddgviz.html").replace("@@DATA@@", page_json(data))

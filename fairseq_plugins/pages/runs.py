@@ -1,14 +1,13 @@
 """Read decoding runs for reports: files of --stats-file, outputs, sources and references."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fairseq_plugins.decoding.recording.stats import SentenceStats
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.metrics.texts import Text, pick, read_text
-from fairseq_plugins.shared.typed_values import load_json
+from fairseq_plugins.shared.typed_values import load_json, parse_json
 
 REMEDY = "give a file that --stats-file wrote"
 
@@ -67,29 +66,17 @@ def read_stats(file: str) -> dict[int, SentenceStats]:
     sentences: dict[int, SentenceStats] = {}
     for number, line in enumerate(lines, 1):
         try:
-            sentence = _sentence(load_json(line))
-        except (ValueError, TypeError, KeyError) as error:
-            reason = f"no field {error}" if isinstance(error, KeyError) else error
-            problem = f"not of {{--stats-file}} ({reason})"
-            raise ConfigurationError(None, f"{file}, line {number}", problem, f"{REMEDY}") from error
+            sentence: SentenceStats = parse_json(line, SentenceStats)
+            if sum(sentence.emitted) != sentence.tokens or not len(sentence.emitted) == sentence.iterations > 0:
+                raise ValueError("'emitted' must be the tokens of each iteration and add up to 'tokens'")
+        except ValueError as error:
+            problem = f"not of {{--stats-file}} ({error})"
+            raise ConfigurationError(None, f"{file}, line {number}", problem, REMEDY) from error
         if sentence.id in sentences:
             problem = f"sentence {sentence.id} for the second time"
             raise ConfigurationError(None, f"{file}, line {number}", problem, "give one run per file")
         sentences[sentence.id] = sentence
     return sentences
-
-
-def _sentence(record: Any) -> SentenceStats:
-    """Return the sentence of a record; ValueError, TypeError and KeyError mean that it is none."""
-    sentence = SentenceStats(**{item.name: record[item.name] for item in fields(SentenceStats)})
-    counts = [sentence.id, sentence.source_tokens, sentence.tokens, sentence.iterations, sentence.batch_size]
-    if not all(isinstance(count, int) for count in [*counts, *sentence.emitted]):
-        raise TypeError("a count is no whole number")
-    if not isinstance(sentence.seconds, (int, float)):
-        raise TypeError("'seconds' is no number")
-    if sum(sentence.emitted) != sentence.tokens or not len(sentence.emitted) == sentence.iterations > 0:
-        raise ValueError("'emitted' must be the tokens of each iteration and add up to 'tokens'")
-    return sentence
 
 
 def load_runs(

@@ -266,19 +266,20 @@ def _record(**changed: Any) -> str:
     [
         ("", "stats.jsonl: has no complete line; "),
         (f"{_record()}\n" + _record(id=2)[:30], "line 2: truncated; decode again, or drop the line: head -n 1 "),
+        (f"{_record()}\nnot json\n", "line 2: not of --stats-file (JSON is malformed: "),
         (
-            f"{_record()}\nnot json\n",
-            "line 2: not of --stats-file (Expecting value: line 1 column 1 (char 0)); give a file that ",
+            '{"loss": 1}\n',
+            "line 1: not of --stats-file (Object missing required field `id`); give a file that --stats-",
         ),
-        ("epoch,loss\n1,2\n", "line 1: not of --stats-file (Expecting value"),
-        ('{"loss": 1}\n', "line 1: not of --stats-file (no field 'id'); give a file that --stats-file wrote"),
-        ("[1, 2]\n", "line 1: not of --stats-file (list indices must be "),
         (
             f"{_record(tokens=5)}\n",
             "line 1: not of --stats-file ('emitted' must be the tokens of each iteration and add up to 'tokens'); ",
         ),
         (f"{_record(emitted=None)}\n", "line 1: not of --stats-file ("),
-        (f"{_record(seconds='fast')}\n", "line 1: not of --stats-file ('seconds' is no number); "),
+        (
+            f"{_record(seconds='fast')}\n",
+            "line 1: not of --stats-file (Expected `float`, got `str` - at `$.seconds`); ",
+        ),
         (f"{_record()}\n{_record()}\n", "line 2: sentence 1 for the second time; give one run per file"),
         (b"\xff\xfe\x00", "is not text; "),
     ],
