@@ -34,11 +34,11 @@ from fairseq_plugins.shared.parsing import as_config, check_paths, generation_pa
 
 
 def sweep(cells: Sequence[Cell], journal: Journal, measure: Callable[[Cell], CellResult]) -> CellResults:
-    """Measure the cells that the journal lacks, each `effective` one once; return a result for every cell."""
-    for cell in dict.fromkeys(cell.effective for cell in cells):
+    """Measure the cells that the journal lacks; return a result for every cell."""
+    for cell in cells:
         if cell not in journal.results:
             journal.add(cell, measure(cell))
-    return {cell: journal.results[cell.effective] for cell in cells}
+    return {cell: journal.results[cell] for cell in cells}
 
 
 def contender(cell: Cell, beam: int) -> Contender:
@@ -110,7 +110,7 @@ def prepare(bench: Bench, args: argparse.Namespace) -> tuple[list[int], dict[int
     if references is None:
         raise ConfigurationError("--gen-subset", bench.subset, "has no target side", "give {--reference FILE}")
     cells = grid(*(sorted(set(values)) for values in (args.block_sizes, args.top_betas, args.taus)))
-    bench.generator(contender(cells[-1], 1))  # checks the largest block size
+    bench.generator(contender(max(cells), 1))  # checks the largest block size
     baselines = [Cell(baseline=GREEDY)]
     if not args.no_beam:
         baselines.insert(0, Cell(baseline=f"AT (b = {bench.cfg.generation.beam})"))
@@ -132,9 +132,9 @@ def run(argv: Sequence[str]) -> None:
         journal = Journal(folder / "cells.jsonl", circumstances(cfg, args))
         bench = Bench(cfg, sentences=args.sentences)
         numbers, references, cells = prepare(bench, args)
-        todo = {cell.effective for cell in cells} - journal.results.keys()
-        print_progress(journal, len(todo))
-        with progress_bar(len(todo) * len(numbers) * args.repeats) as bar:
+        todo = len(set(cells) - journal.results.keys())
+        print_progress(journal, todo)
+        with progress_bar(todo * len(numbers) * args.repeats) as bar:
             results = sweep(cells, journal, lambda cell: measure(bench, cell, numbers, references, args.repeats, bar))
         notes = [
             f"Subset {bench.subset}, {len(numbers)} sentences, batch size {bench.batch_size}, timed passes: "

@@ -20,11 +20,6 @@ class Cell:
         """Whether acceptance is exact, so that the output is that of greedy decoding."""
         return self.top_beta == 1 or self.tau == 0
 
-    @property
-    def effective(self) -> "Cell":
-        """The setting measured in place of this one: exact settings of one block size have equal results."""
-        return Cell(self.block_size) if self.exact and not self.baseline else self
-
     def options(self) -> str:
         """Return the setting as options of fairseq-generate."""
         if self.exact:
@@ -63,8 +58,9 @@ CellResults = dict[Cell, CellResult]
 
 
 def grid(block_sizes: Sequence[int], top_betas: Sequence[int], taus: Sequence[float]) -> list[Cell]:
-    """Return all settings in the order of the tables, including exact ones with equal results."""
-    return [Cell(k, beta, tau) for k in block_sizes for tau in taus for beta in top_betas]
+    """Return all settings; of the exact ones, whose results are equal, one for each block size."""
+    cells = [Cell(k, beta, tau) for k in block_sizes for tau in taus for beta in top_betas]
+    return list(dict.fromkeys(Cell(cell.block_size) if cell.exact else cell for cell in cells))
 
 
 def pareto_front(results: Mapping[Cell, CellResult], speed: Callable[[CellResult], float]) -> set[Cell]:
@@ -84,14 +80,14 @@ def fastest(results: Mapping[Cell, CellResult], min_bleu: float) -> Cell | None:
     return max(good, key=lambda cell: results[cell].rate, default=None)
 
 
-def distinct(results: Mapping[Cell, CellResult]) -> CellResults:
-    """Return the results by `effective` setting, without baselines."""
-    return {cell.effective: result for cell, result in results.items() if not cell.baseline}
+def without_baselines(results: Mapping[Cell, CellResult]) -> CellResults:
+    """Return the results of settings."""
+    return {cell: result for cell, result in results.items() if not cell.baseline}
 
 
 def recommendations(results: Mapping[Cell, CellResult], tolerance: float) -> dict[str, Cell | None]:
     """Return title -> recommended setting, None if no setting qualifies."""
-    settings, greedy = distinct(results), results[Cell(baseline=GREEDY)].bleu
+    settings, greedy = without_baselines(results), results[Cell(baseline=GREEDY)].bleu
     return {
         f"no quality loss (BLEU at least greedy's {greedy:.2f})": fastest(settings, greedy),
         f"fastest within {tolerance:g} BLEU of greedy": fastest(settings, greedy - tolerance),

@@ -6,17 +6,26 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from fairseq import utils
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_plugins.benchmarks.sweep_cells import Cell, CellResult, CellResults
+from fairseq_plugins.checkpoint.session import precision
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared import machine
 from fairseq_plugins.shared.files import lock, sha256, unwritable, write_atomically
-from fairseq_plugins.shared.typed_values import load_json
+from fairseq_plugins.shared.typed_values import parse_json
+
+
+class _Record(TypedDict):
+    """A line of a journal."""
+
+    cell: Cell
+    result: CellResult
+    circumstances: dict[str, Any]
 
 
 class Journal:
@@ -35,15 +44,13 @@ class Journal:
         self._lines = content.removesuffix("\n").split("\n") if content else []
         for number, line in enumerate(self._lines, 1):
             try:
-                record = load_json(line)
-                cell, result = Cell(**record["cell"]), CellResult(**record["result"])
-                same = record["circumstances"] == self.circumstances
-            except (ValueError, KeyError, TypeError) as error:
+                record: _Record = parse_json(line, _Record)
+            except ValueError as error:
                 problem = f"line {number} was not written by spec-dec-sweep"
                 remedy = "remove the file or choose another folder"
                 raise ConfigurationError("--output", file, problem, remedy) from error
-            if same:
-                self.results[cell] = result
+            if record["circumstances"] == self.circumstances:
+                self.results[record["cell"]] = record["result"]
             else:
                 self.foreign += 1
 
@@ -83,8 +90,7 @@ def circumstances(cfg: DictConfig, args: argparse.Namespace) -> dict[str, Any]:
         "accept_score": str(cfg.task.accept_score),
         "generation": OmegaConf.to_container(cfg.generation),
         "model_overrides": cfg.common_eval.model_overrides,
-        "fp16": cfg.common.fp16,
-        **({"bf16": True} if cfg.common.bf16 else {}),
+        "precision": precision(cfg),
         "text": [str(part) for part in (cfg.common_eval.post_process, cfg.get("bpe"), cfg.get("tokenizer"))],
         "machine": f"{machine.cpu_model()}, {torch.get_num_threads()} threads, {device}, torch {torch.__version__}",
     }

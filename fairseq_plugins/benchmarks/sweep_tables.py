@@ -4,7 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fairseq_plugins.benchmarks.sweep_cells import GREEDY, Cell, CellResult, distinct, pareto_front, recommendations
+from fairseq_plugins.benchmarks.sweep_cells import (
+    GREEDY,
+    Cell,
+    CellResult,
+    pareto_front,
+    recommendations,
+    without_baselines,
+)
 from fairseq_plugins.shared.display import table
 
 # The paper's own choices, GAD Table 2 and section 5.3.1.
@@ -19,16 +26,15 @@ def fronts(settings: Mapping[Cell, CellResult]) -> tuple[set[Cell], set[Cell]]:
 
 def table_2(results: Mapping[Cell, CellResult]) -> str:
     """As GAD Table 2: tokens per iteration, BLEU and speed by block size, for gad and for one setting of gad++."""
-    every = {cell: result for cell, result in results.items() if cell.baseline} | distinct(results)
-    settings = sorted({(cell.top_beta, cell.tau) for cell in every if not cell.baseline and not cell.exact})
+    settings = sorted({(cell.top_beta, cell.tau) for cell in results if not cell.exact})
     chosen = TABLE_2_SETTING if TABLE_2_SETTING in settings else next(iter(settings), None)
-    shown = [cell for cell in every if cell.baseline]
-    shown += sorted(cell for cell in every if not cell.baseline and cell.exact)
-    shown += sorted(cell for cell in every if not cell.exact and (cell.top_beta, cell.tau) == chosen)
+    shown = [cell for cell in results if cell.baseline]
+    shown += sorted(cell for cell in without_baselines(results) if cell.exact)
+    shown += sorted(cell for cell in results if not cell.exact and (cell.top_beta, cell.tau) == chosen)
     slowest = results[shown[0]].rate
     rows, before = [], ""
     for cell in shown:
-        result = every[cell]
+        result = results[cell]
         name = cell.baseline or ("GAD" if cell.exact else f"GAD++ (top-{cell.top_beta}, τ = {cell.tau:g})")
         tokens = "/" if result.tokens_per_iteration is None else f"{result.tokens:.2f}"
         speed = [f"{result.rate / slowest:.2f}×", f"{result.rate:.1f}"]
@@ -39,22 +45,22 @@ def table_2(results: Mapping[Cell, CellResult]) -> str:
 
 def table_3(results: Mapping[Cell, CellResult], block_size: int) -> str:
     """As GAD Table 3: tokens per iteration and BLEU by τ and β, at one block size; bold: Pareto front over all k."""
-    front, _ = fronts(distinct(results))
-    cells = [cell for cell in results if cell.block_size == block_size]
+    front, _ = fronts(without_baselines(results))
+    cells = [cell for cell in results if cell.block_size == block_size and not cell.exact]
     betas = sorted({cell.top_beta for cell in cells})
     rows = []
     for tau in sorted({cell.tau for cell in cells}):
         row = [f"{tau:g}"]
         for cell in (Cell(block_size, beta, tau) for beta in betas):
             text = f"{results[cell].tokens:.2f}/{results[cell].bleu:.2f}"
-            row.append(f"**{text}**" if cell.effective in front else text)
+            row.append(f"**{text}**" if cell in front else text)
         rows.append(row)
     return table(rows, ["τ", *(f"Top-{beta} (β = {beta})" for beta in betas)], "pipe")
 
 
 def table_of_all(results: Mapping[Cell, CellResult]) -> str:
     """Every setting, with the two Pareto fronts marked."""
-    settings = distinct(results)
+    settings = without_baselines(results)
     by_tokens, by_rate = fronts(settings)
     greedy = results[Cell(baseline=GREEDY)]
     rows = []
@@ -74,7 +80,7 @@ def as_record(cell: Cell, result: CellResult) -> dict[str, Any]:
 
 def as_json(results: Mapping[Cell, CellResult], tolerance: float, notes: Sequence[str]) -> dict[str, Any]:
     """Everything, for `sweep.json`."""
-    settings = distinct(results)
+    settings = without_baselines(results)
     by_tokens, by_rate = fronts(settings)
     baselines = {"greedy" if cell.baseline == GREEDY else "beam": cell for cell in results if cell.baseline}
     chosen = zip(("no_quality_loss", "within_tolerance"), recommendations(results, tolerance).values(), strict=True)
@@ -94,7 +100,7 @@ def markdown(results: Mapping[Cell, CellResult], tolerance: float, notes: Sequen
     """The tables and recommendations."""
     greedy = results[Cell(baseline=GREEDY)]
     parts = ["## By block size (as GAD Table 2)", table_2(results)]
-    for block_size in sorted({cell.block_size for cell in results if not cell.baseline}):
+    for block_size in sorted({cell.block_size for cell in results if not cell.exact}):
         parts += [
             f"## By β and τ, k = {block_size} (as GAD Table 3)",
             table_3(results, block_size),
@@ -105,7 +111,7 @@ def markdown(results: Mapping[Cell, CellResult], tolerance: float, notes: Sequen
         if cell is None:
             parts.append(f"- {title}: none of these; add --top-betas 1, which keeps greedy's output")
             continue
-        result = distinct(results)[cell]
+        result = results[cell]
         parts.append(
             f"- {title}: `{cell.options()}` (BLEU {result.bleu:.2f}, {result.tokens:.2f} tokens "
             f"per iteration, {result.rate:.1f} sentences/s, {result.rate / greedy.rate:.2f}× greedy)"
