@@ -19,8 +19,6 @@ from train_scripts.tools.super_resolution import (
     from_line,
     join,
     psnr,
-    read_photograph,
-    shipped_photographs,
     side_by_side,
     write_patches,
 )
@@ -92,11 +90,6 @@ def test_impossible_pictures_are_refused() -> None:
         draw_pictures([gradient(240, 60)], "test", 16, 16, 4, np.random.default_rng(0))
 
 
-def test_shipped_photographs_exist() -> None:
-    for path in shipped_photographs():
-        assert read_photograph(path).size == (640, 427)
-
-
 def test_corpus_is_deterministic(tmp_path: Path) -> None:
     for name in ("one", "two"):
         write_patches(tmp_path / name, size=16, train=3, valid=2, test=1, seed=5)
@@ -109,12 +102,7 @@ def test_corpus_is_deterministic(tmp_path: Path) -> None:
     assert (tmp_path / "one/dict.txt").read_text().splitlines()[255] == "255 1"
 
 
-def test_unusable_photographs_are_refused(tmp_path: Path) -> None:
-    with error_about("--photographs", "No such file"):
-        read_photograph(tmp_path / "none.jpg")
-    (tmp_path / "text.jpg").write_text("no image")
-    with error_about("--photographs", "text.jpg: is no image"):
-        read_photograph(tmp_path / "text.jpg")
+def test_small_photographs_are_refused() -> None:
     with error_about("--size", "the valid part of a photograph has 5 x 60 pixels"):
         draw_patches([gradient(100, 60)], "valid", 1, 32, np.random.default_rng(0))
 
@@ -149,9 +137,6 @@ def test_images_stand_side_by_side(tmp_path: Path) -> None:
     assert pixels.shape == (16 + 2 * 96 + 4, 4 * 96 + 3 * 4, 3)
     centres = pixels[[64, 164]][:, [48, 148, 248, 348], 0]
     assert centres.tolist() == [[255, 90, 100, 100], [255, 110, 120, 100]]
-    assert main(["super-resolution-images", str(picture), str(greedy), "--images", "1"]) == 0
-    with Image.open(picture) as image:
-        assert image.size == (3 * 96 + 2 * 4, 16 + 96)
 
 
 def test_patches_are_joined_to_pictures(tmp_path: Path) -> None:
@@ -181,13 +166,11 @@ def test_one_pixel_is_one_square() -> None:
     [
         ("patches {folder}/new --size 20", "--size 20: give a multiple of 8"),
         ("patches {folder}/new --train 0", "--train 0: give at least 1"),
-        ("patches {folder}/new --photographs {folder}/none.jpg", "none.jpg: No such file"),
         ("patches {folder}/new --size 512", "--size 512: the train part"),
         ("patches {folder}/new --tiles 3 --test 32", "--test 32: give a multiple of 3 x 3"),
         ("images {folder}/p.png {folder}/none.out", "none.out: No such file"),
         ("images {folder}/p.png {folder}/text", "not an output of fairseq-generate"),
         ("images {folder}/p.png {folder}/good --names a,b", "2 names for 1 outputs"),
-        ("images {folder}/p.png {folder}/good --images 0", "--images 0, --tiles 1: give at least 1"),
         ("images {folder}/p.png {folder}/good --tiles 2", "--tiles 2: 2 images are too few for such a picture"),
         ("images {folder}/p.png {folder}/small", "not as large as the originals"),
         ("images {folder}/p.png {folder}/odd", "odd: an image of 4 intensities is not square"),

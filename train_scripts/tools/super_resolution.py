@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont, UnidentifiedImageError
+from PIL import Image, ImageDraw, ImageFont
 
 from train_scripts.tools.text import refuse
 
@@ -20,25 +20,16 @@ LOW_SIZE = 8  # pixels along a side of the input
 SPLITS = {"test": (0.0, 0.45), "valid": (0.45, 0.5), "train": (0.5, 1.0)}
 # Downscaling factors; each patch draws one.
 _ZOOMS = (1, 2, 3, 4)
-# Pixels in the picture: side of an image, side of an image of several patches, gap between images.
+# Rows of the picture.
+_ROWS = 8
+# Pixels in it: side of an image, side of an image of several patches, gap between images.
 _SIDE, _JOINED_SIDE, _GAP = 96, 256, 4
 
 
-def shipped_photographs() -> list[Path]:
-    """Return the photographs in scikit-learn: china.jpg and flower.jpg, 640 x 427, CC BY 2.0."""
+def photographs() -> list[Image.Image]:
+    """Return the photographs in scikit-learn in RGB: china.jpg and flower.jpg, 640 x 427, CC BY 2.0."""
     folder = resources.files("sklearn.datasets.images")
-    return [Path(str(folder / name)) for name in ("china.jpg", "flower.jpg")]
-
-
-def read_photograph(path: Path) -> Image.Image:
-    """Read a photograph in RGB; raise ConfigurationError if it is missing or not an image."""
-    try:
-        with Image.open(path) as photograph:
-            return photograph.convert("RGB")
-    except UnidentifiedImageError:
-        refuse("--photographs", path, "is no image", "give JPEG or PNG files")
-    except OSError as error:
-        refuse("--photographs", path, f"{error.strerror or error}", "give JPEG or PNG files")
+    return [Image.open(str(folder / name)).convert("RGB") for name in ("china.jpg", "flower.jpg")]
 
 
 def draw_patches(
@@ -70,7 +61,7 @@ def draw_patches(
                 "--size",
                 size,
                 f"the {split} part of a photograph has {right - left} x {photograph.height} pixels",
-                "give a smaller size or larger photographs",
+                "give a smaller size",
             )
         side = size * int(generator.choice(zooms))
         x = int(generator.integers(left, right - side + 1))
@@ -150,9 +141,8 @@ def write_patches(
     test: int = 32,
     tiles: int = 1,
     seed: int = 1,
-    photographs: Sequence[Path] = (),
 ) -> str:
-    """Cut patches out of photographs and write them as parallel text.
+    """Cut patches out of the photographs in scikit-learn and write them as parallel text.
 
     Args:
         folder: folder for {train,valid,test}.{low,high} and for dict.txt, which has the 256 numbers.
@@ -160,17 +150,15 @@ def write_patches(
         train, valid, test: number of patches of each split (default: 4000, 16 and 32).
         tiles: N, if the test patches form pictures of N x N patches (default: 1).
         seed: random seed.
-        photographs: image files (default: the two in scikit-learn).
 
-    Raises ConfigurationError for sizes and counts that do not fit, and photographs that cannot be read.
+    Raises ConfigurationError for sizes and counts that do not fit.
     """
     if size < LOW_SIZE or size % LOW_SIZE:
         refuse("--size", size, f"give a multiple of {LOW_SIZE}, the pixels of the input")
     for name, count in (("train", train), ("valid", valid), ("test", test)):
         if count < 1:
             refuse(f"--{name}", count, "give at least 1 patch")
-    images = [read_photograph(path) for path in photographs or shipped_photographs()]
-    generator = np.random.default_rng(seed)
+    images, generator = photographs(), np.random.default_rng(seed)
     drawn = {
         "train": draw_patches(images, "train", train, size, generator),
         "valid": draw_patches(images, "valid", valid, size, generator),
@@ -214,14 +202,13 @@ def side_by_side(columns: Mapping[str, Sequence[np.ndarray]], side: int = _SIDE)
     return file.getvalue()
 
 
-def draw_outputs(picture: Path, outputs: Sequence[Path], *, names: str = "", images: int = 8, tiles: int = 1) -> str:
+def draw_outputs(picture: Path, outputs: Sequence[Path], *, names: str = "", tiles: int = 1) -> str:
     """Draw input, outputs and original side by side as PNG, and measure the PSNR of all outputs.
 
     Args:
         picture: the PNG file.
         outputs: outputs of fairseq-generate, one file per column.
         names: titles of the columns, separated by commas (default: the names of the files).
-        images: number of rows (default: 8).
         tiles: N, to join N x N patches, as for super-resolution-patches (default: 1).
 
     Raises ConfigurationError for files that do not fit each other.
@@ -229,8 +216,6 @@ def draw_outputs(picture: Path, outputs: Sequence[Path], *, names: str = "", ima
     from fairseq_plugins.metrics.texts import pick, read_text
 
     titles = names.split(",") if names else [file.stem for file in outputs]
-    if min(images, tiles) < 1:
-        refuse("--images", f"{images}, --tiles {tiles}", "give at least 1")
     if len(titles) != len(outputs):
         refuse("--names", names, f"{len(titles)} names for {len(outputs)} outputs")
     texts = [read_text(str(file), "OUTPUT") for file in outputs]
@@ -253,7 +238,7 @@ def draw_outputs(picture: Path, outputs: Sequence[Path], *, names: str = "", ima
         lines.append(f"{title}: PSNR {ratio:.2f} dB over {len(originals)} images")
     if tiles**2 > len(originals):
         refuse("--tiles", tiles, f"{len(originals)} images are too few for such a picture", "give a smaller number")
-    shown = {name: join(column, tiles)[:images] for name, column in columns.items()}
+    shown = {name: join(column, tiles)[:_ROWS] for name, column in columns.items()}
     content = side_by_side(shown, _SIDE if tiles == 1 else _JOINED_SIDE)
     picture.parent.mkdir(parents=True, exist_ok=True)
     picture.write_bytes(content)
