@@ -12,7 +12,6 @@ from tests.support import REPOSITORY
 SMALL, BASE, CLDR = (
     REPOSITORY / "checkpoints" / name for name in ("multi30k.en-de", "multi30k-base.en-de", "cldr.en-de")
 )
-_measured: set[str] = set()
 
 
 @cache
@@ -29,18 +28,6 @@ def cut(texts: Sequence[str], folder: Path = SMALL) -> list[list[str]]:
 def row(*cells: object) -> None:
     """Print a row of the table."""
     print(f"| {' | '.join(map(str, cells))} |", flush=True)
-
-
-def leave_out(table: Path) -> None:
-    """Leave out the rows of an earlier run; a file that does not exist has none."""
-    if table.exists():
-        lines = table.read_text(encoding="utf-8").splitlines()
-        _measured.update(line.split(" | ")[0].removeprefix("| ") for line in lines if line.endswith(" |"))
-
-
-def is_measured(name: str) -> bool:
-    """Return whether an earlier run has the row of this name, its first cell."""
-    return name in _measured
 
 
 def shown(options: dict[str, Any]) -> str:

@@ -3,8 +3,7 @@
     python -m tests.benchmarks.measure_options SOURCES REFERENCES [PART...]
 
 SOURCES and REFERENCES are captions in English and German, a line each, such as the test set of Multi30k. Each part
-prints rows of a Markdown table: `samples`, `distribution`, `speed`, `searches`, `single_searches`. `--measured TABLE`
-leaves out the rows of a run that was stopped: `... samples --measured TABLE >> TABLE`.
+prints rows of a Markdown table: `samples`, `distribution`, `speed`, `searches`.
 """
 
 import argparse
@@ -21,8 +20,8 @@ from fairseq.search import Sampling as FairseqSampling
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_plugins import Translation
-from tests.benchmarks.captions import BASE, CLDR, cut, is_measured, leave_out, model, row, shown
-from tests.benchmarks.measure_searches import searches, single_searches
+from tests.benchmarks.captions import BASE, CLDR, cut, model, row, shown
+from tests.benchmarks.measure_searches import searches
 
 Ids = list[list[tuple[str, ...]]]
 SAMPLINGS: tuple[dict[str, Any], ...] = (
@@ -53,14 +52,11 @@ def samples(sources: list[str], _: list[str]) -> None:
         {"decoder": "gad", "batch_size": 7, "threads": 2, "no_compiled_steps": True},
     ]
     for number, options in enumerate(SAMPLINGS):
-        name = f"sampled ids, {shown(options)}"
-        if is_measured(name):
-            continue
         # All ways with one of the options; with the others four, and one in PyTorch, which is slow.
         found = [drawn(texts, options, **way) for way in (ways[::5] if number else ways)]
         torchs = [drawn(texts, options, **way) for way in ([in_torch[number % 2]] if number else in_torch)]
         row(
-            name, f"{len(texts)} sentences",
+            f"sampled ids, {shown(options)}", f"{len(texts)} sentences",
             f"kernels: {sum(one == found[0] for one in found)} of {len(found)} runs equal",
             f"PyTorch: {sum(one == torchs[0] for one in torchs)} of {len(torchs)} runs equal",
             f"kernels and PyTorch: {equal(found[0], torchs[0])} sentences equal",
@@ -91,9 +87,6 @@ def distribution(*_: list[str], count: int = 100_000) -> None:
     for options in ({}, {"sampling_topk": 10}, {"sampling_topp": 0.9, "temperature": 1.2}, {"temperature": 0.7}):
         for longest in (1, 3):
             outputs = f"{longest} token" if longest == 1 else f"outputs of up to {longest} tokens"
-            name = f"{count:,} samples of {outputs}, {shown(options)}"
-            if is_measured(name):
-                continue
             limits = {"max_len_a": 0, "max_len_b": longest}
             ours: Counter[tuple[int, ...]] = Counter()
             for begin in range(0, count, 5000):
@@ -106,7 +99,8 @@ def distribution(*_: list[str], count: int = 100_000) -> None:
             expected = probabilities(verifier, ids, list(ours), longest, target, options)
             theirs = fairseqs(verifier, ids, target, longest, count, options)
             row(
-                name, f"against the model's softmax: {against(ours, expected, count)}",
+                f"{count:,} samples of {outputs}, {shown(options)}",
+                f"against the model's softmax: {against(ours, expected, count)}",
                 f"against fairseq's sampler: {between(ours, theirs)}",
             )  # fmt: skip
 
@@ -255,13 +249,7 @@ def speed(sources: list[str], _: list[str], repeats: int = 5) -> None:
     row("sampling without drafts / fairseq `--sampling`, temperature 0.7", place, ratio("fairseq, 0.7", "greedy, 0.7"))
 
 
-PARTS = {
-    "samples": samples,
-    "distribution": distribution,
-    "speed": speed,
-    "searches": searches,
-    "single_searches": single_searches,
-}
+PARTS = {"samples": samples, "distribution": distribution, "speed": speed, "searches": searches}
 
 
 def main() -> None:
@@ -271,10 +259,7 @@ def main() -> None:
     parser.add_argument("references", type=Path)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []])
     parser.add_argument("--sentences", type=int, default=1000)
-    parser.add_argument("--measured", type=Path)
     arguments = parser.parse_args()
-    if arguments.measured is not None:
-        leave_out(arguments.measured)
     torch.set_num_threads(1)
     both = (
         file.read_text(encoding="utf-8").splitlines()[: arguments.sentences]

@@ -12,15 +12,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
-import torch
-
 from fairseq_plugins import Model, Translation
 from fairseq_plugins.decoding.reference.beam_verifier import BeamVerifier
 from fairseq_plugins.decoding.reference.search.strategy import SearchStrategy
-from tests.benchmarks.captions import SMALL, cut, is_measured, model, row
+from tests.benchmarks.captions import SMALL, cut, model, row
 from tests.language_model import write_language_model
-
-SOFT = "alignments (soft)"
 
 
 def searches(sources: list[str], references: list[str], count: int = 461, size: int = 16) -> None:
@@ -53,10 +49,7 @@ def searches(sources: list[str], references: list[str], count: int = 461, size: 
             "suppressed tokens": ({}, {"suppress_tokens": ["\u2581Ein", "\u2581ein", "."]}),
         }  # fmt: skip
         for name, (of_load, of_call) in cases.items():
-            if not is_measured(name):
-                compare(name, texts, size, of_load, of_call)
-    if not is_measured(SOFT):
-        soft(texts, size)
+            compare(name, texts, size, of_load, of_call)
 
 
 def compare(
@@ -119,11 +112,6 @@ def hypotheses(one: Translation) -> tuple[Any, ...]:
     return one.alignment, *(each.tokens for each in (one, *one.alternatives))
 
 
-def single_searches(sources: list[str], references: list[str]) -> None:
-    """Compare as `searches`, one sentence at a time."""
-    searches(sources, references, 60, 1)
-
-
 def of_numbers(options: dict[str, Any], numbers: list[int]) -> dict[str, Any]:
     """Return the options of a call for these sentences."""
     if "constraints" not in options:
@@ -149,33 +137,3 @@ def phrases_of(words: list[str]) -> list[list[str]]:
     if len(begins) < 4:
         return []
     return [words[begins[1] : begins[3]], words[begins[-1] :]]
-
-
-def soft(texts: list[list[str]], size: int) -> None:
-    """Compare soft alignments, the attention of each token of the best outputs, with fairseq's own."""
-    ours, theirs = (model(decoder) for decoder in ("fast-beam", "beam"))
-    equal_outputs, found, seconds_of = 0, {}, {}
-    for who, own in (("ours", ours), ("theirs", theirs)):
-        session = own._session
-        generator = session.generator(beam=5, nbest=1, print_alignment="soft")
-        sources = [own._text.source(words) for words in texts]
-        order = sorted(range(len(sources)), key=lambda number: len(sources[number]))  # noqa: B023
-        dataset = own._dataset(sources)
-        began, outputs = time.process_time(), {}
-        for batch in session.batches(dataset, order, size):
-            numbers = batch["id"].tolist()
-            outputs |= dict(zip(numbers, session.decode(generator, batch), strict=True))
-        seconds_of[who] = time.process_time() - began
-        found[who] = [outputs[number][0] for number in range(len(sources))]
-    for one, other in zip(found["ours"], found["theirs"], strict=True):
-        # fairseq gives numbers as text, of six digits.
-        first, second = (
-            torch.tensor([[float(share) for share in shares] for shares in each["alignment"]]) for each in (one, other)
-        )
-        equal_outputs += first.shape == second.shape and bool(torch.allclose(first, second, atol=1e-4))
-    ratio = seconds_of["theirs"] / seconds_of["ours"]
-    row(
-        SOFT,
-        f"best outputs of {equal_outputs} of {len(texts)}",
-        f"batches of {size}: {ratio:.1f} times fairseq's speed",
-    )
