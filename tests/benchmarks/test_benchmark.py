@@ -50,14 +50,15 @@ def test_measures_output_speed_memory_and_profile(
     pytest.importorskip("ctranslate2")
     # Memory is measured in a separate process for every row.
     monkeypatch.setattr(sys, "executable", str(programs / "python"))
-    names = f"{CTRANSLATE2_GREEDY},gad,iad,gad fp32 drafts,gad int8,greedy int8"
+    names = f"{CTRANSLATE2_GREEDY},nat,gad,iad,gad fp32 drafts,gad int8,greedy int8"
     arguments = [str(corpus.data), "--path", str(corpus.verifier), "--drafter-path", str(corpus.drafter), "--cpu"]
     arguments += ["--repeats", "2", "--timing-sentences", "6", "--timing-batch-sizes", "1,4", "--threads", "1"]
     assert benchmark.main([*arguments, "--decoders", names, "--long", "--profile", "--results", str(tmp_path)]) == 0
 
     rows = _rows(tmp_path)
-    assert list(rows) == [BEAM_1, CTRANSLATE2_GREEDY, "gad", "gad fp32 drafts", "greedy int8", "gad int8"]
-    for name in list(rows)[:4]:
+    assert list(rows) == [BEAM_1, CTRANSLATE2_GREEDY, "nat", "gad", "gad fp32 drafts", "greedy int8", "gad int8"]
+    assert rows["nat"]["iterations"] < rows[BEAM_1]["iterations"] and not rows["nat"]["lossless"]
+    for name in (BEAM_1, CTRANSLATE2_GREEDY, "gad", "gad fp32 drafts"):
         assert (rows[name]["identical"], rows[name]["identical_timed"]) == (36, {"1": 6, "4": 6}), name
         assert len(rows[name]["latencies"]) == 6 and len(rows[name]["seconds"]["4"]) == 2
         assert rows[name]["bleu"] == rows[BEAM_1]["bleu"]
@@ -338,18 +339,6 @@ def test_note_without_replayed_drafts() -> None:
     drafted, alone = (replay.describe("base", "features", (8, 20), 200, 7, drawn) for drawn in ("gad (replayed) 4", ""))
     assert "k = 7," in drafted and "gad (replayed) 4 (GAD" in drafted
     assert alone.startswith("Random weights: Transformer-base, vocabulary 200") and "drafter" not in alone
-
-
-def test_feature_drafter_has_no_nat_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data, verifier, drafter = replay.prepare(tmp_path, "tiny", "features", "fp32", 3, (6, 9), 200)
-    arguments = [data, "--path", verifier, "--drafter-path", drafter]
-    limits = (
-        "--max-len-a 1 --max-len-b 0 --cpu --repeats 1 --timing-sentences 2 --timing-batch-sizes 1 --decoders nat,gad"
-    )
-    assert benchmark.main([*arguments, *limits.split()]) == 0
-    printed, log = capsys.readouterr()
-    assert "| gad " in printed and "| nat " not in printed
-    assert log.count("left out") == 1 and "reads the verifier's states and cannot decode alone: left out nat" in log
 
 
 def test_cost_at_a_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq_cli import preprocess, train
+from fairseq_cli import preprocess
+from sentencepiece import SentencePieceProcessor
 from tqdm import tqdm
 
 from fairseq_plugins.benchmarks import bench, benchmark, measuring, tables
@@ -19,93 +20,58 @@ from fairseq_plugins.shared.machine import machine
 from fairseq_plugins.tasks.beside import add_decoder
 from tests.conftest import Corpus
 from tests.families import FAMILIES
+from tests.support import REPOSITORY
 from tests.tasks.test_beside import registries
 
 __all__ = ["registries"]
 
+MODELS = REPOSITORY / "checkpoints" / "multi30k.en-de"
 SENTENCES = 6
-WORDS = ["ein", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn"]
 
-
-def _train(*arguments: str) -> None:
-    args = options.parse_args_and_arch(options.get_training_parser(), input_args=list(arguments))
-    train.main(convert_namespace_to_omegaconf(args))
-
-
-# The models are trained once for all tests.
+# Some tests share models and data.
 pytestmark = pytest.mark.xdist_group("compare")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Namespace:
-    """A data folder, and a verifier, its drafter, and heads on it and on another base, after one update each."""
-    folder = tmp_path_factory.mktemp("trained")
-    lines = [" ".join(WORDS[start : start + 4]) for start in range(SENTENCES)]
-    for language in ("en", "de"):
-        (folder / f"text.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    data, text = str(folder / "data"), str(folder / "text")
-    arguments = ["--source-lang", "en", "--target-lang", "de", "--joined-dictionary", "--destdir", data]
-    arguments += ["--trainpref", text, "--validpref", text, "--testpref", text, "--workers", "1"]
-    preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
-
-    common = [
-        "--max-update",
-        "1",
-        "--max-tokens",
-        "100",
-        "--optimizer",
-        "adam",
-        "--lr",
-        "0.01",
-        "--num-workers",
-        "0",
-    ]
-    common += ["--required-batch-size-multiple", "1", "--no-epoch-checkpoints"]
-    common += ["--log-format", "none", "--cpu", "--share-all-embeddings"]
-    for side in ("encoder", "decoder"):
-        common += [f"--{side}-layers", "1", f"--{side}-embed-dim", "16", f"--{side}-ffn-embed-dim", "16"]
-        common += [f"--{side}-attention-heads", "2"]
-    verifier = str(folder / "verifier" / "checkpoint_last.pt")
-    _train(data, "--arch", "transformer", "--save-dir", str(folder / "verifier"), *common)
-    drafter = ["--task", "spec_dec", "--arch", "block_nat", "--criterion", "glat_loss", "--block-size", "3"]
-    _train(
-        data,
-        *drafter,
-        "--verifier-path",
-        verifier,
-        "--share-encoder",
-        "--save-dir",
-        str(folder / "drafter"),
-        *common,
-    )
-    heads = ["--task", "spec_dec", "--arch", "blockwise_transformer", "--criterion", "blockwise_loss"]
-    heads += ["--blockwise-heads", "3", "--identity-first-head"]
-    _train(data, *heads, "--base-path", verifier, "--freeze-base", "--save-dir", str(folder / "heads"), *common)
-    _train(data, *heads, "--seed", "9", "--save-dir", str(folder / "other_heads"), *common)
-    return Namespace(
-        data=data,
-        verifier=verifier,
-        heads=str(folder / "heads" / "checkpoint_last.pt"),
-        other_heads=str(folder / "other_heads" / "checkpoint_last.pt"),
-        drafter=str(folder / "drafter" / "checkpoint_last.pt"),
-        reference=str(folder / "text.de"),
-    )
+def released(tmp_path_factory: pytest.TempPathFactory) -> Namespace:
+    """The released models, heads on the verifier and on another base, and captions, which are their own references."""
+    folder = tmp_path_factory.mktemp("released")
+    pieces = SentencePieceProcessor(model_file=str(MODELS / "subwords.model"))
+    lines = [f"{count} dogs play in the {place} ." for count in ("Two", "Ten") for place in ("snow", "old park", "sea")]
+    subwords = "".join(" ".join(pieces.encode(line, out_type=str)) + "\n" for line in lines)
+    for language, text in (("en", subwords), ("de", subwords), ("raw", "\n".join(lines))):
+        (folder / f"text.{language}").write_text(text, encoding="utf-8")
+    binarise(folder, folder / "data", MODELS, "en", "de")
+    heads, base = (torch.load(MODELS / f"{name}.pt") for name in ("blockwise", "verifier"))
+    torch.save({**heads, "model": heads["model"] | base["model"]}, folder / "heads.pt")
+    files = {name: str(MODELS / f"{name}.pt") for name in ("verifier", "drafter")}
+    files |= {"heads": str(folder / "heads.pt"), "other_heads": str(MODELS / "blockwise.pt")}
+    return Namespace(data=str(folder / "data"), reference=str(folder / "text.raw"), **files)
 
 
-def _quick(trained: Namespace) -> list[str]:
+def binarise(folder: Path, data: Path, dictionaries: Path, source: str, target: str) -> None:
+    """Binarise `folder`/text as a test set."""
+    arguments = ["--source-lang", source, "--target-lang", target, "--testpref", str(folder / "text"), "--workers", "1"]
+    for option, language in (("--srcdict", source), ("--tgtdict", target)):
+        arguments += [option, str(dictionaries / f"dict.{language}.txt")]
+    preprocess.main(options.get_preprocessing_parser().parse_args([*arguments, "--destdir", str(data)]))
+
+
+def _quick(released: Namespace) -> list[str]:
     limits = ["--repeats", "2", "--timing-sentences", "3", "--timing-batch-sizes", "1,2", "--max-len-b", "12"]
-    return [trained.data, "--path", trained.verifier, "--cpu", *limits]
+    return [released.data, "--path", released.verifier, "--cpu", *limits]
 
 
-def test_all_rows(trained: Namespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [*_quick(trained), "--drafter-path", trained.drafter, "--block-size", "2"]
-    arguments += ["--blockwise-path", trained.heads, "--results", str(tmp_path)]
-    assert benchmark.main([*arguments, "--reference", trained.reference]) == 0
+def test_all_rows(released: Namespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*_quick(released), "--drafter-path", released.drafter, "--block-size", "2"]
+    arguments += ["--blockwise-path", released.heads, "--results", str(tmp_path)]
+    assert benchmark.main([*arguments, "--reference", released.reference]) == 0
 
     result = json.loads((tmp_path / "table.json").read_text(encoding="utf-8"))
     rows = {row["name"]: row for row in result["rows"]}
-    assert list(rows) == [contender.name for contender in CONTENDERS]
-    for contender in CONTENDERS:
+    contenders = [contender for contender in CONTENDERS if contender.name != "nat"]
+    assert list(rows) == [contender.name for contender in contenders]
+    for contender in contenders:
         row = rows[contender.name]
         if contender.lossless or contender.needs == BLOCKWISE:
             assert (row["identical"], row["identical_timed"]) == (SENTENCES, {"1": 3, "2": 3}), contender.name
@@ -119,6 +85,7 @@ def test_all_rows(trained: Namespace, tmp_path: Path, capsys: pytest.CaptureFixt
     assert rows[BEAM_5]["speed_up_over_fairseq_beam_5"]["1"] == 1
 
     printed, progress = capsys.readouterr()
+    assert "reads the verifier's states and cannot decode alone: left out nat\n" in progress
     table = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert table.splitlines()[0] in printed
     names = "fast-beam, greedy, gad, gad fixed width, blockwise, blockwise fixed width, iad, jacobi, gs-jacobi"
@@ -139,9 +106,7 @@ def test_another_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     family.save(tmp_path)
     for language in ("en", "de"):
         (tmp_path / f"text.{language}").write_text("w3 w9 w4\nw1\nw20 w21 w22 w23 w24 w25\nw7 w8\n")
-    arguments = ["--source-lang", "en", "--target-lang", "de", "--testpref", str(tmp_path / "text"), "--workers", "1"]
-    arguments += ["--srcdict", str(tmp_path / "dict.en.txt"), "--tgtdict", str(tmp_path / "dict.de.txt")]
-    preprocess.main(options.get_preprocessing_parser().parse_args([*arguments, "--destdir", str(tmp_path / "data")]))
+    binarise(tmp_path, tmp_path / "data", tmp_path, "en", "de")
     task = [str(tmp_path / "data"), "--task", family.task, *family.arguments(tmp_path)]
     limits = ["--repeats", "1", "--timing-sentences", "2", "--timing-batch-sizes", "2", "--max-len-b", "12"]
     model = ["--path", str(tmp_path / "model.pt"), "--cpu", "--results", str(tmp_path)]
@@ -152,21 +117,21 @@ def test_another_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "differs from" not in capsys.readouterr().err
 
 
-def test_int8_rows_are_called_lossy(trained: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
-    assert benchmark.main([*_quick(trained), "--decoders", "greedy int8"]) == 0
+def test_int8_rows_are_called_lossy(released: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert benchmark.main([*_quick(released), "--decoders", "greedy int8"]) == 0
     printed, log = capsys.readouterr()
     assert "| greedy int8 " in printed and "Lossless by construction: none." in printed
     assert "Lossy, weights rounded to int8, the output may differ from that in fp32: greedy int8." in printed
     assert "differs from" not in log
-    assert benchmark.main([*_quick(trained), "--int8"]) == 2
+    assert benchmark.main([*_quick(released), "--int8"]) == 2
     assert "error: --int8: is for one decoder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_in_half_precision(trained: Namespace, capsys: pytest.CaptureFixture[str], precision: str) -> None:
+def test_in_half_precision(released: Namespace, capsys: pytest.CaptureFixture[str], precision: str) -> None:
     """Lossless rows are compared with greedy, which is always included."""
-    arguments = [*_quick(trained), "--drafter-path", trained.drafter, "--block-size", "2", f"--{precision}"]
-    assert benchmark.main([*arguments, "--blockwise-path", trained.heads, "--decoders", "gad,blockwise,jacobi"]) == 0
+    arguments = [*_quick(released), "--drafter-path", released.drafter, "--block-size", "2", f"--{precision}"]
+    assert benchmark.main([*arguments, "--blockwise-path", released.heads, "--decoders", "gad,blockwise,jacobi"]) == 0
     printed, log = capsys.readouterr()
     cells = [[cell.strip() for cell in line.split("|")[1:]] for line in printed.splitlines() if line.startswith("| ")]
     rows = {name: rest for name, *rest in cells}
@@ -191,16 +156,16 @@ def test_warnings_by_precision(caplog: pytest.LogCaptureFixture) -> None:
         assert caplog.messages[0].startswith(beginning)
 
 
-def test_without_drafter(trained: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
-    assert benchmark.main([*_quick(trained), "--timing-batch-sizes", "2"]) == 0
+def test_without_drafter(released: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert benchmark.main([*_quick(released), "--timing-batch-sizes", "2"]) == 0
     printed, log = capsys.readouterr()
     assert [line.split("|")[1].strip() for line in printed.splitlines()[2:6]] == [BEAM_5, BEAM_1, "fast-beam", "greedy"]
     assert "without --drafter-path: left out nat, gad" in log
     assert "without --blockwise-path: left out blockwise, blockwise fixed width\n" in log
 
 
-def test_heads_on_another_base_are_not_lossless(trained: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
-    assert benchmark.main([*_quick(trained), "--decoders", "blockwise", "--blockwise-path", trained.other_heads]) == 0
+def test_heads_on_another_base_are_not_lossless(released: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert benchmark.main([*_quick(released), "--decoders", "blockwise", "--blockwise-path", released.other_heads]) == 0
     printed, log = capsys.readouterr()
     assert "| blockwise " in printed and "Lossless by construction: none." in printed
     assert "differs from" not in log
@@ -217,13 +182,13 @@ def test_rows_of_two_dictionaries(corpus: Corpus, capsys: pytest.CaptureFixture[
     assert "dictionaries of source and target differ: left out iad" in log
 
 
-def test_ensemble_and_choice(trained: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ensemble_and_choice(released: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [
-        *_quick(trained),
+        *_quick(released),
         "--path",
-        f"{trained.verifier}:{trained.verifier}",
+        f"{released.verifier}:{released.verifier}",
         "--drafter-path",
-        trained.drafter,
+        released.drafter,
     ]
     assert benchmark.main([*arguments, "--decoders", "gad", "--profile", "--sentences", "4"]) == 0
     table = capsys.readouterr().out.splitlines()
@@ -246,18 +211,18 @@ def test_ensemble_and_choice(trained: Namespace, capsys: pytest.CaptureFixture[s
         (["--block-size", "0"], "--block-size 0: "),
     ],
 )
-def test_errors(trained: Namespace, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
-    assert benchmark.main([*_quick(trained), *arguments]) == 2
+def test_errors(released: Namespace, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert benchmark.main([*_quick(released), *arguments]) == 2
     printed, log = capsys.readouterr()
     assert printed == ""
     assert f"spec-dec-bench: error: {message}" in log
     assert "Traceback" not in log
 
 
-def test_reference_must_fit(trained: Namespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reference_must_fit(released: Namespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = tmp_path / "short.de"
     short.write_text("eine Zeile\n", encoding="utf-8")
-    assert benchmark.main([*_quick(trained), "--reference", str(short)]) == 2
+    assert benchmark.main([*_quick(released), "--reference", str(short)]) == 2
     assert f"--reference {short}: 1 lines, but the decoded subset has {SENTENCES}; " in capsys.readouterr().err
 
 
