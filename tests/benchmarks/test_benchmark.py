@@ -184,10 +184,6 @@ def test_peak_memory_includes_freed_memory() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["data", "--path", "none.pt", "--replay-tokens", "3"],
-            "--replay-tokens 3: is for random weights; add --replay SHAPE",
-        ),
         (["--replay", "tiny", "--replay-tokens", "1"], "--replay-tokens 1: an iteration emits more than 1"),
         (["--replay", "tiny", "--replay-lengths", "10"], "--replay-lengths 10: give the shortest, "),
         (["none", "--path", "none.pt"], "none: no such folder; "),
