@@ -172,17 +172,6 @@ def refuse_search_options(args: Any, prefix_allowed_tokens_fn: Any, decoder: str
         raise ConfigurationError("--no-repeat-ngram-size", 1, problem, "give 2 or more")
 
 
-def refuse_unsupported_settings(generator: Any, searches_beams: bool) -> None:
-    """Raise ConfigurationError for settings of a `SequenceGenerator` that change the output here."""
-    for is_set, option, value in (
-        (generator.beam_size > 1, "--beam", "above 1"),
-        (generator.lm_model is not None, "--lm-path", None),
-        (generator.match_source_len, "--match-source-len", None),
-    ):
-        if is_set and not searches_beams:
-            raise ConfigurationError(option, value, "is not supported by this decoder", "use {--decoder fast-beam}")
-
-
 def constraints_of(generator: Any, net_input: Mapping[str, Any], prefix: Tensor | None) -> Constraints:
     """Return the constraints of a batch, from a generator's settings, sources [B, S] and given prefixes [B, P].
 

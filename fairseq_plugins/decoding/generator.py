@@ -15,7 +15,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding.backends import Backend
-from fairseq_plugins.decoding.constraints import Constraints, constraints_of, refuse_unsupported_settings
+from fairseq_plugins.decoding.constraints import Constraints, constraints_of
 from fairseq_plugins.decoding.decoded import Decoded, Hypothesis, StepOutput
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStats
@@ -62,9 +62,6 @@ class DraftVerifyGenerator(SequenceGenerator):
         seed: of sampling.
         extract_alignment: makes the alignments of `--print-alignment`; None for none.
         begin_suppressed: as `SuppressedTokens.at_beginning`; `tokens_to_suppress` of fairseq are suppressed everywhere.
-
-    Raises:
-        ConfigurationError: for options that change the output and are not supported here.
     """
 
     def __init__(
@@ -84,7 +81,6 @@ class DraftVerifyGenerator(SequenceGenerator):
         **kwargs: Any,
     ) -> None:
         super().__init__(models, tgt_dict, **kwargs)
-        refuse_unsupported_settings(self, spec.searches_beams)
         self.spec = spec
         self.stats = stats
         self.trace = trace

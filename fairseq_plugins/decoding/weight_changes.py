@@ -1,7 +1,9 @@
 """Notice that the weights of models, or what they compute with them, have changed since they were read."""
 
+import functools
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,22 +16,21 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # b
 
 
 class _OptimizerSteps:
-    """Counts the steps of all optimizers of this process, from the first snapshot on."""
+    """Counts the steps of all optimizers of this process."""
 
-    count: int | None = None
+    count = 0
 
-    def watch(self) -> None:
-        """Begin to count."""
-        if self.count is None:
-            self.count = 0
-            register_optimizer_step_post_hook(self._add_one)
+    def __init__(self) -> None:
+        register_optimizer_step_post_hook(self._add_one)
 
     def _add_one(self, *_: object) -> None:
-        assert self.count is not None
         self.count += 1
 
 
-_steps = _OptimizerSteps()
+@functools.cache
+def _steps() -> _OptimizerSteps:
+    """Return the counter, which begins at the first snapshot."""
+    return _OptimizerSteps()
 
 
 class WeightSnapshot:
@@ -48,51 +49,45 @@ class WeightSnapshot:
     """
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
-        _steps.watch()
         modules = [module for model in models for module in model.modules()]
-        self._children = [module._modules for module in modules if module._modules]
-        self._weights = [held for module in modules for held in (module._parameters, module._buffers) if held]
         # Holds the modules and the memory: neither their ids nor their addresses can be used again.
         self._modules = modules
-        self._module_ids = _ids(self._children)
+        self._children = [module._modules for module in modules if module._modules]
+        self._weights = [held for module in modules for held in (module._parameters, module._buffers) if held]
         self._hooks = [held for module in modules for held in (module._forward_hooks, module._forward_pre_hooks)]
         self._attributes = list(map(vars, modules))
         self._settings = list(map(dict.copy, self._attributes))
-        self._hook_ids, self._kinds = self._read_hooks(), list(map(type, modules))
         tensors = self._tensors()
         self._has_versions = not any(tensor.is_inference() for tensor in tensors)
-        self._addresses, self._versions = list(map(Tensor.data_ptr, tensors)), self._read_versions(tensors)
+        self._state = self._read(tensors)
         self._samples = _samples([tensor for tensor in tensors if not is_taken(tensor)])
         self._sampled = _read_samples(self._samples)
-        self._steps = _steps.count
+        self._steps = _steps().count
         self._sums = _sums(tensors) if self._steps or not self._has_versions else None
 
     def is_current(self) -> bool:
         """Return whether the models still have these weights."""
         tensors = self._tensors()
-        if (
-            list(map(Tensor.data_ptr, tensors)) != self._addresses
-            or self._read_versions(tensors) != self._versions
-            or _ids(self._children) != self._module_ids
-            or self._read_hooks() != self._hook_ids
-            or list(map(type, self._modules)) != self._kinds
-            or not self._has_settings()
-            or not all(map(torch.equal, _read_samples(self._samples), self._sampled))
-        ):
+        if self._read(tensors) != self._state or not self._has_settings():
             return False
-        if self._has_versions and self._steps == _steps.count:
+        if not all(map(torch.equal, _read_samples(self._samples), self._sampled)):
+            return False
+        if self._has_versions and self._steps == _steps().count:
             return True
         if self._sums is None or _sums(tensors) != self._sums:
             return False
-        self._steps = _steps.count
+        self._steps = _steps().count
         return True
 
     def _tensors(self) -> list[Tensor]:
         held = [tensor for held in self._weights for tensor in held.values() if tensor is not None]
         return [tensor for tensor in held if not isinstance(tensor, CompactWeight)]  # these cannot be written
 
-    def _read_hooks(self) -> list[int]:
-        return list(map(id, chain.from_iterable(map(dict.values, self._hooks))))
+    def _read(self, tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
+        """Return addresses, versions, children, hooks and classes."""
+        versions = [tensor._version for tensor in tensors] if self._has_versions else []
+        addresses, kinds = list(map(Tensor.data_ptr, tensors)), list(map(type, self._modules))
+        return addresses, versions, _ids(self._children), _ids(self._hooks), kinds
 
     def _has_settings(self) -> bool:
         """Return whether all attributes are the same: scales, activation functions, methods that replace the class's.
@@ -104,12 +99,9 @@ class WeightSnapshot:
         except RuntimeError:  # of comparing two tensors
             return False
 
-    def _read_versions(self, tensors: Sequence[Tensor]) -> list[int] | None:
-        return [tensor._version for tensor in tensors] if self._has_versions else None
 
-
-def _ids(children: Sequence[dict[str, nn.Module | None]]) -> list[int]:
-    return list(map(id, chain.from_iterable(map(dict.values, children))))
+def _ids(held: Sequence[dict[Any, Any]]) -> list[int]:
+    return list(map(id, chain.from_iterable(map(dict.values, held))))
 
 
 def _samples(tensors: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -8,7 +8,6 @@ from fairseq.search import Sampling as FairseqSampling
 from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
 
 from fairseq_plugins.decoding.backends import Backend
-from fairseq_plugins.decoding.constraints import refuse_unsupported_settings
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import MethodContext, MethodSpec
 from fairseq_plugins.decoding.recording.stats import DecodingStats
@@ -16,6 +15,12 @@ from fairseq_plugins.decoding.recording.trace_writer import Tracer
 from fairseq_plugins.decoding.reference.sampling import Sampling
 from fairseq_plugins.decoding.reference.search.strategy import OPTIONS, SearchStrategy
 from fairseq_plugins.errors import ConfigurationError
+
+# Settings that have the same name as an argument.
+_TAKEN_OVER = (
+    *("max_len_a", "max_len_b", "max_len", "min_len", "normalize_scores", "len_penalty", "unk_penalty", "temperature"),
+    *("eos", "symbols_to_strip_from_output", "match_source_len", "lm_model", "lm_weight"),
+)
 
 
 def check_own(own: Any, task: Any, spec: MethodSpec, samples: bool) -> None:
@@ -26,7 +31,8 @@ def check_own(own: Any, task: Any, spec: MethodSpec, samples: bool) -> None:
         kind = type(own.search) if is_plain else type(own)
         problem = f"the task {type(task).__name__} decodes with a {kind.__name__}, not with fairseq's beam search"
         raise ConfigurationError("--decoder", spec.name, problem, "use {--decoder beam}")
-    refuse_unsupported_settings(own, spec.searches_beams or samples)
+    if own.lm_model is not None and not spec.searches_beams:
+        raise ConfigurationError("--lm-path", None, "is not supported by this decoder", "use {--decoder fast-beam}")
     if repeat_ngram_size(own) and not spec.runs_verifier:
         problem = f"is not for {{--decoder {spec.name}}}"
         raise ConfigurationError("--no-repeat-ngram-size", None, problem, "leave it out or use {--decoder gad}")
@@ -74,22 +80,10 @@ def generator_like(
         choose=choose,
         stats=stats,
         beam_size=context.beam,
-        max_len_a=own.max_len_a,
-        max_len_b=own.max_len_b,
-        max_len=own.max_len,
-        min_len=own.min_len,
-        normalize_scores=own.normalize_scores,
-        len_penalty=own.len_penalty,
-        unk_penalty=own.unk_penalty,
-        temperature=own.temperature,
         no_repeat_ngram_size=context.no_repeat_ngram_size,
-        eos=own.eos,
-        symbols_to_strip_from_output=own.symbols_to_strip_from_output,
-        match_source_len=own.match_source_len,
-        lm_model=own.lm_model,
-        lm_weight=own.lm_weight,
         search_strategy=own.search,
         begin_suppressed=getattr(own, "begin_suppressed", ()),
+        **{name: getattr(own, name) for name in _TAKEN_OVER},
         **more,
     )
     generator.token_indices_to_suppress = own.token_indices_to_suppress

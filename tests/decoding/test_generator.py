@@ -17,7 +17,7 @@ from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.search.rules import TopBeta
 from fairseq_plugins.models.block_nat import BlockNat
 from tests.cases import Case, cases
-from tests.errors import error_about, refused
+from tests.errors import error_about
 from tests.learned import learned_drafter
 from tests.strategies import (
     BLOCK_SIZES,
@@ -329,18 +329,6 @@ def test_scores_of_relaxed_output_are_the_verifiers(known: Known) -> None:
         torch.testing.assert_close(
             hypothesis[0]["positional_scores"][unconstrained], expected[unconstrained], atol=2e-2, rtol=0
         )
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"beam_size": 4}, "--beam"),
-        ({"match_source_len": True}, "--match-source-len"),
-    ],
-)
-def test_other_searches_are_refused(known: Known, options: dict[str, Any], named: str) -> None:
-    with refused(named):
-        decode([known.verifier], known.task, known.sample, NoDrafter(), **options)
 
 
 def test_minimum_length_above_the_maximum_is_refused(known: Known) -> None:
