@@ -99,32 +99,14 @@ class Constraints:
         return is_forbidden if self.prefix is None else is_forbidden & (position >= self.beginning)
 
     def best(self, logits: Tensor, masks: LimitMasks, choose: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Return the allowed tokens [B, T] with the highest logits [B, T, V], which are unchanged afterwards.
+        """Return the allowed tokens [B, T] with the highest logits [B, T, V].
 
         Logits have the argmax of log-probabilities unless rounding makes two log-probabilities equal. `choose` replaces
         the argmax.
         """
-        eos_forbidden, eos_forced, is_beginning = masks
-        penalised = [self.unk] if self.unk_penalty else []
-        changed = {self.pad, *penalised, *([self.eos] if eos_forbidden is not None else [])}
-        # Saves the changed columns only: the logits are the largest tensor of a step.
-        before = {token: logits.select(2, token).clone() for token in changed}
-        everywhere, at_beginning = self.suppressed
-        suppressed = everywhere + (() if is_beginning is None else at_beginning)
-        columns = id_tensor(suppressed, logits.device) if suppressed else None
-        of_suppressed = None if columns is None else logits[..., columns]
-        logits.select(2, self.pad).fill_(-torch.inf)
-        if self.unk_penalty != 0:
-            logits.select(2, self.unk).sub_(self.unk_penalty)
-        if eos_forbidden is not None:
-            logits.select(2, self.eos).masked_fill_(eos_forbidden, -torch.inf)
-        self._suppress(logits, is_beginning)
-        best = logits.argmax(-1) if choose is None else choose(logits)
-        if columns is not None and of_suppressed is not None:
-            logits[..., columns] = of_suppressed
-        for token, values in before.items():
-            logits.select(2, token).copy_(values)
-        return best if eos_forced is None else best.masked_fill(eos_forced, self.eos)
+        scores = logits.clone()
+        self.apply_masks(scores, masks)
+        return scores.argmax(-1) if choose is None else choose(scores)
 
     def penalised(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
         """Subtract the unknown-word penalty from log-probabilities [...] of tokens [...], as `apply` does."""

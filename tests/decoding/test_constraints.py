@@ -22,19 +22,17 @@ def padded(rows: list[list[int]]) -> torch.Tensor:
     return torch.tensor([row + [PAD] * (width - len(row)) for row in rows])
 
 
-# Inputs of the constraints.
-SCORED = {
-    "limits": LIMITS,
-    "lengths": st.lists(st.integers(0, 9), min_size=1, max_size=4),
-    "width": st.integers(1, 5),
-    "penalty": st.sampled_from([0.0, 1.5, -2.0, -20.0]),
-    "prefix_width": st.one_of(st.none(), st.integers(1, 5)),
-    "suppressed": st.builds(SuppressedTokens, SUPPRESSED, SUPPRESSED),
-}
-
-
-@settings(DETERMINISTIC, max_examples=example_count(150))
-@given(**SCORED)
+@settings(DETERMINISTIC, max_examples=example_count(200))
+@given(
+    limits=LIMITS,
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=4),
+    width=st.integers(1, 5),
+    penalty=st.sampled_from([0.0, 1.5, -2.0, -20.0]),
+    prefix_width=st.one_of(st.none(), st.integers(1, 5)),
+    suppressed=st.builds(SuppressedTokens, SUPPRESSED, SUPPRESSED),
+    dtype=st.sampled_from([torch.float32, torch.float16]),
+    seed=st.integers(0, 99),
+)
 def test_apply_forbids_what_fairseq_forbids(
     limits: tuple[int, int],
     lengths: list[int],
@@ -42,13 +40,21 @@ def test_apply_forbids_what_fairseq_forbids(
     penalty: float,
     prefix_width: int | None,
     suppressed: SuppressedTokens,
+    dtype: torch.dtype,
+    seed: int,
 ) -> None:
     min_len, max_len = limits
     prefix = None if prefix_width is None else torch.full((len(lengths), prefix_width), 5)
     constraints = Constraints(PAD, UNK, EOS, max_len, min_len, penalty, prefix, suppressed=suppressed)
-    before = torch.randn(len(lengths), width, SIZE, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+    scores = torch.randn(len(lengths), width, SIZE, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    before, where = scores.float().log_softmax(-1), (torch.tensor(lengths), min(lengths), max(lengths))
+    best = constraints.best(scores, constraints.masks(*where, width))
+    assert torch.equal(before, scores.float().log_softmax(-1)), "`best` leaves the scores as they are"
     log_probs = before.clone()
-    constraints.apply(log_probs, torch.tensor(lengths), min(lengths), max(lengths))
+    constraints.apply(log_probs, *where)
+    assert torch.equal(best, log_probs.argmax(-1))
+    chosen = constraints.penalised(before.gather(2, best[:, :, None])[:, :, 0], best)
+    assert torch.equal(chosen, log_probs.amax(-1))
     for row, length in enumerate(lengths):
         for column in range(width):
             position = length + column
@@ -63,34 +69,6 @@ def test_apply_forbids_what_fairseq_forbids(
                 expected = before[row, column, token] - (penalty if token == UNK else 0.0)
                 log_prob = log_probs[row, column, token]
                 assert log_prob == -torch.inf if forbidden else log_prob == expected
-
-
-@settings(DETERMINISTIC, max_examples=example_count(150))
-@given(dtype=st.sampled_from([torch.float32, torch.float16]), seed=st.integers(0, 99), **SCORED)
-def test_best_scores_are_best_log_probabilities(
-    limits: tuple[int, int],
-    lengths: list[int],
-    width: int,
-    penalty: float,
-    prefix_width: int | None,
-    suppressed: SuppressedTokens,
-    dtype: torch.dtype,
-    seed: int,
-) -> None:
-    """`best` leaves the scores unchanged, and its tokens have the log-probabilities of `apply`."""
-    min_len, max_len = limits
-    prefix = None if prefix_width is None else torch.full((len(lengths), prefix_width), 5)
-    constraints = Constraints(PAD, UNK, EOS, max_len, min_len, penalty, prefix, suppressed=suppressed)
-    scores = torch.randn(len(lengths), width, SIZE, generator=torch.Generator().manual_seed(seed)).to(dtype)
-    before = scores.clone()
-    where = torch.tensor(lengths), min(lengths), max(lengths)
-    best = constraints.best(scores, constraints.masks(*where, width))
-    assert torch.equal(scores, before)
-    log_probs = scores.float().log_softmax(-1)
-    chosen = constraints.penalised(log_probs.gather(2, best[:, :, None])[:, :, 0], best)
-    constraints.apply(log_probs, *where)
-    assert torch.equal(best, log_probs.argmax(-1))
-    assert torch.equal(chosen, log_probs.amax(-1))
 
 
 @settings(DETERMINISTIC, max_examples=example_count(100))
