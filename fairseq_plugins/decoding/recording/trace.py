@@ -11,7 +11,7 @@ from typing import Any
 
 from fairseq_plugins.decoding.methods import DECODERS, METHODS
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.typed_values import load_json
+from fairseq_plugins.shared.typed_values import parse_json
 
 FORMAT = "spec-dec-trace"
 VERSION = 3
@@ -99,8 +99,8 @@ def stream_trace(path: str, includes: Callable[[int], bool] | None = None) -> tu
             if includes is not None and not includes(number - 2):
                 continue
             try:
-                yield _sentence(load_json(line), trace)
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                yield _sentence(line, trace)
+            except ValueError as error:
                 raise _unreadable(path, number, "not a sentence of a trace", error) from error
 
     return trace, sentences()
@@ -124,43 +124,40 @@ def _lines(path: str) -> Iterator[tuple[int, bytes]]:
 
 def _header(path: str, line: bytes) -> Trace:
     try:
-        header = load_json(line)
-        if header["format"] != FORMAT:
-            raise ValueError(f"format {header['format']}")
-        version = header["version"]
+        header = parse_json(line, dict[str, Any])
+        if header.get("format") != FORMAT:
+            raise ValueError(f"format {header.get('format')}")
+        version = header.get("version")
         if version == VERSION:
-            symbols = header["source_symbols"], header["target_symbols"]
-            if not all(isinstance(symbol, str) for side in symbols for symbol in side):
-                raise ValueError("symbols are not text")
-            if header["decoder"] not in DECODERS:
-                raise ValueError(f"unknown decoder {header['decoder']}")
-            return Trace(str(header["decoder"]), dict(header["options"]), *symbols)
-    except (ValueError, TypeError, KeyError) as error:
+            trace = parse_json(line, Trace)
+            if trace.decoder not in DECODERS:
+                raise ValueError(f"unknown decoder {trace.decoder}")
+            return trace
+    except ValueError as error:
         raise _unreadable(path, 1, "not the header of a trace", error) from error
     problem = f"a trace of version {version}, but only version {VERSION} can be read"
     raise ConfigurationError(None, f"{path}, line 1", problem, f"decode again with {{{OPTION}}}")
 
 
-def _sentence(record: dict[str, Any], trace: Trace) -> TracedSentence:
-    """Return the sentence of a line; any error means that the line is not a sentence."""
-    iterations = [Iteration(**note) for note in record["iterations"]]
-    sentence = TracedSentence(**{**record, "iterations": iterations})
-    source, target = len(trace.source_symbols), len(trace.target_symbols)
-    steps = [tokens for note in iterations for tokens in (note.draft, note.verifier)]
-    fits = isinstance(sentence.id, int) and _are_tokens(sentence.source, source)
-    fits = fits and all(_are_tokens(tokens, target) for tokens in (sentence.target or [], sentence.output, *steps))
-    fits = fits and sum(len(note.why) for note in iterations) == len(sentence.output) == len(sentence.log_probs)
-    if sentence.alignment is not None:
-        fits = fits and len(sentence.alignment) <= len(sentence.output)
-        fits = fits and _are_tokens(sentence.alignment, len(sentence.source))
-    if not (fits and all(map(_is_consistent, iterations))):
+def _sentence(line: bytes, trace: Trace) -> TracedSentence:
+    """Return the sentence of a line; raise ValueError if it is none."""
+    sentence = parse_json(line, TracedSentence)
+    steps = [tokens for note in sentence.iterations for tokens in (note.draft, note.verifier)]
+    size, alignment = len(sentence.output), sentence.alignment or []
+    if not (
+        _are_indices(sentence.source, trace.source_symbols)
+        and all(_are_indices(ids, trace.target_symbols) for ids in (sentence.target or [], sentence.output, *steps))
+        and sum(len(note.why) for note in sentence.iterations) == size == len(sentence.log_probs)
+        and len(alignment) <= size
+        and _are_indices(alignment, sentence.source)
+        and all(map(_is_consistent, sentence.iterations))
+    ):
         raise ValueError("its fields do not fit each other")
     return sentence
 
 
 def _is_consistent(note: Iteration) -> bool:
     width = len(note.draft)
-    scores = [None] * width if note.drafter_log_probs is None else note.drafter_log_probs
     return (
         (width, len(note.verifier)) == (len(note.draft_log_probs), len(note.verifier_log_probs))
         and 0 <= len(note.verifier) - width <= 1
@@ -168,19 +165,16 @@ def _is_consistent(note: Iteration) -> bool:
         and 0 < len(note.why) <= len(note.verifier)
         and note.bifurcation in (None, note.accepted)
         and REASONS.issuperset(note.why)
-        and len(scores) == width
-        and all(isinstance(score, int | float | None) for score in scores)
+        and (note.drafter_log_probs is None or len(note.drafter_log_probs) == width)
     )
 
 
-def _are_tokens(tokens: Any, size: int) -> bool:
-    """Return whether this is a list of indices into `size` symbols."""
-    return isinstance(tokens, list) and all(type(token) is int and 0 <= token < size for token in tokens)
+def _are_indices(numbers: list[int], of: list[Any]) -> bool:
+    return all(0 <= number < len(of) for number in numbers)
 
 
 def _unreadable(path: str, line: int, what: str, error: Exception | None = None) -> ConfigurationError:
-    reason = ""
-    if error is not None:
-        reason = f" (no {error})" if isinstance(error, KeyError) else f" ({error})"
-    problem = f"{what}{reason}"
-    return ConfigurationError(None, f"{path}, line {line}", problem, f"copy it again or decode again with {{{OPTION}}}")
+    reason = "" if error is None else f" ({error})"
+    return ConfigurationError(
+        None, f"{path}, line {line}", what + reason, f"copy it again or decode again with {{{OPTION}}}"
+    )
