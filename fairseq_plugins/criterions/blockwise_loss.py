@@ -7,15 +7,14 @@ from typing import Any
 
 import torch
 from fairseq import utils
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
 from fairseq_plugins.checkpoint.loading import unwrap
-from fairseq_plugins.criterions.logged_sums import add_up
+from fairseq_plugins.criterions.logged_sums import SummedLoss, add_up, log_accuracies, log_losses
 from fairseq_plugins.decoding.method import option
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
@@ -36,7 +35,7 @@ class BlockwiseLossConfig(FairseqDataclass):
 
 
 @register_criterion("blockwise_loss", dataclass=BlockwiseLossConfig)
-class BlockwiseLoss(FairseqCriterion):
+class BlockwiseLoss(SummedLoss):
     """Cross-entropy of the heads p_1 .. p_k; head i predicts the i-th next token (Stern et al. 2018, section 6).
 
     With a frozen base and an identity first head, head 1 has no weights to train: heads 2 .. k are trained.
@@ -87,16 +86,6 @@ class BlockwiseLoss(FairseqCriterion):
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log the loss, and in validation the accuracy of every head."""
-        total = add_up(logging_outputs, {name for log in logging_outputs for name in log})
-        size = max(total["sample_size"], 1)
-        metrics.log_scalar("loss", total["loss"] / size / math.log(2), size, round=3)
-        metrics.log_scalar("nll_loss", total["nll_loss"] / size / math.log(2), size, round=3)
-        metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["nll_loss"].avg))
-        for head in sorted(int(name[6:]) for name in total if name.startswith("total_")):
-            count = total[f"total_{head}"]
-            if count > 0:
-                metrics.log_scalar(f"accuracy_{head}", 100 * total[f"correct_{head}"] / count, count, round=2)
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        return True
+        total = add_up(logging_outputs, ("loss", "nll_loss", "sample_size"))
+        log_losses(total, total["sample_size"])
+        log_accuracies(logging_outputs)

@@ -7,18 +7,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from fairseq import utils
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
 from fairseq.dataclass import FairseqDataclass
-from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
 from fairseq_plugins.checkpoint.session import options_of
 from fairseq_plugins.criterions.logged_sums import (
-    accuracies,
+    SummedLoss,
     accuracy_by_position,
     add_up,
+    log_accuracies,
+    log_losses,
+    log_mean,
     log_reliability,
     reliability_counts,
 )
@@ -52,7 +54,7 @@ class GlatLossConfig(FairseqDataclass):
 
 
 @register_criterion("glat_loss", dataclass=GlatLossConfig)
-class GlatLoss(FairseqCriterion):
+class GlatLoss(SummedLoss):
     """Cross-entropy of a drafter's blocks (GAD section 3.1) with glancing (Qian et al. 2021).
 
     The loss is a sum, and `sample_size` the sum of the targets' weights (their number without a decay). fairseq
@@ -145,29 +147,12 @@ class GlatLoss(FairseqCriterion):
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log loss, accuracy of the masked tokens, and glancing."""
         total = add_up(logging_outputs, _SUMS)
-        size = max(total["sample_size"], 1)
-        metrics.log_scalar("loss", total["loss"] / size / math.log(2), size, round=3)
-        targets = max(total["targets"], 1)
-        metrics.log_scalar("nll_loss", total["nll_loss"] / targets / math.log(2), targets, round=3)
+        log_losses(total, total["targets"])
         if total["verifier_nll"] > 0:
-            tokens = total["ntokens"]
-            metrics.log_scalar("verifier_nll_loss", total["verifier_nll"] / tokens / math.log(2), tokens, round=3)
-        metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["nll_loss"].avg))
-        metrics.log_scalar("accuracy", 100 * total["correct"] / targets, targets, round=2)
-        for name, (accuracy, weight) in accuracies(logging_outputs).items():
-            metrics.log_scalar(name, accuracy, weight, round=2)
+            log_mean("verifier_nll_loss", total["verifier_nll"] / math.log(2), total["ntokens"])
+        log_mean("accuracy", 100 * total["correct"], max(total["targets"], 1), round=2)
+        log_accuracies(logging_outputs)
         log_reliability(logging_outputs)
         if total["glanced_total"] > 0:
-            metrics.log_scalar(
-                "glancing_accuracy",
-                100 * total["glanced_correct"] / total["glanced_total"],
-                total["glanced_total"],
-                round=2,
-            )
-            metrics.log_scalar(
-                "glancing_ratio", total["glancing_ratio"] / total["nsentences"], total["nsentences"], round=3
-            )
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        return True
+            log_mean("glancing_accuracy", 100 * total["glanced_correct"], total["glanced_total"], round=2)
+            log_mean("glancing_ratio", total["glancing_ratio"], total["nsentences"])

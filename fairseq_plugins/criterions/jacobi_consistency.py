@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 from fairseq import utils
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from fairseq.logging import metrics
 from fairseq.models import FairseqDecoder
 from fairseq.models.transformer import TransformerModelBase
 from fairseq.tasks import FairseqTask
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fairseq_plugins.checkpoint.loading import unwrap
-from fairseq_plugins.criterions.logged_sums import add_up
+from fairseq_plugins.criterions.logged_sums import SummedLoss, add_up, log_losses, log_mean
 from fairseq_plugins.decoding.method import option
 from fairseq_plugins.decoding.reference.drafters.jacobi import first_window
 from fairseq_plugins.errors import ConfigurationError
@@ -44,7 +43,7 @@ class JacobiConsistencyConfig(FairseqDataclass):
 
 
 @register_criterion("jacobi_consistency", dataclass=JacobiConsistencyConfig)
-class JacobiConsistency(FairseqCriterion):
+class JacobiConsistency(SummedLoss):
     """Cross-entropy of the targets, and of a Jacobi state's predictions against those at the fixed point.
 
     The consistency loss is that of Kou et al. 2024 (arXiv 2403.00835): soft targets are the model's own distributions
@@ -170,22 +169,11 @@ class JacobiConsistency(FairseqCriterion):
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log both losses, and in validation the tokens per iteration of Jacobi decoding."""
         total = add_up(logging_outputs, _SUMS)
-        size = max(total["sample_size"], 1)
-        metrics.log_scalar("loss", total["loss"] / size / math.log(2), size, round=3)
-        metrics.log_scalar("nll_loss", total["nll_loss"] / size / math.log(2), size, round=3)
-        metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["nll_loss"].avg))
-        if total["rows"] > 0:
-            metrics.log_scalar(
-                "consistency_loss", total["consistency"] / total["rows"] / math.log(2), total["rows"], round=3
-            )
+        log_losses(total, total["sample_size"])
+        log_mean("consistency_loss", total["consistency"] / math.log(2), total["rows"])
         if total["iterations"] > 0:
-            tokens, iterations = total["tokens"], total["iterations"]
-            metrics.log_scalar("tokens_per_iteration", tokens / iterations, iterations, round=3)
-            metrics.log_scalar("jacobi_iterations", iterations / total["nsentences"], total["nsentences"], round=2)
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        return True
+            log_mean("tokens_per_iteration", total["tokens"], total["iterations"])
+            log_mean("jacobi_iterations", total["iterations"], total["nsentences"], round=2)
 
 
 def consistent_rows(target: Tensor, best: Tensor, state: Tensor, converged: Tensor, pad: int, block: int = 0) -> Tensor:

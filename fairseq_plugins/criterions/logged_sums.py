@@ -1,14 +1,38 @@
 """Sums that losses log, for workers to add up: among them accuracy by position in a block, and calibration."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from fairseq import utils
+from fairseq.criterions import FairseqCriterion
 from fairseq.logging import metrics
 from torch import Tensor
 
 from fairseq_plugins.data.block_masking import Blocks
 from fairseq_plugins.decoding.recording.reliability import Reliability
+
+
+class SummedLoss(FairseqCriterion):
+    """A loss whose logs are sums, which workers add up."""
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        return True
+
+
+def log_mean(name: str, total: float, count: float, round: int = 3) -> None:
+    """Log a mean, weighted by its count, if there is any; `round` is the number of decimals."""
+    if count > 0:
+        metrics.log_scalar(name, total / count, count, round=round)
+
+
+def log_losses(total: Mapping[str, float], targets: float) -> None:
+    """Log `loss` per unit of the sample size and `nll_loss` per target, in bits, and the perplexity."""
+    log_mean("loss", total["loss"] / math.log(2), max(total["sample_size"], 1))
+    log_mean("nll_loss", total["nll_loss"] / math.log(2), max(targets, 1))
+    metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["nll_loss"].avg))
 
 
 def add_up(logging_outputs: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, float]:
@@ -45,15 +69,12 @@ def shown_positions(block_size: int) -> list[int]:
     return sorted({1 << power for power in range(block_size.bit_length())} | {block_size})
 
 
-def accuracies(logging_outputs: Sequence[dict[str, Any]]) -> dict[str, tuple[float, int]]:
-    """Return percentage and weight of `accuracy_at_1` and so on, from the sums of `accuracy_by_position`."""
-    sums = add_up(logging_outputs, dict.fromkeys(name for log in logging_outputs for name in log if "_at_" in name))
-    result = {}
-    for name, total in sums.items():
-        position = name.removeprefix("total_at_")
-        if name != position and total > 0:
-            result[f"accuracy_at_{position}"] = (100 * sums[f"correct_at_{position}"] / total, int(total))
-    return result
+def log_accuracies(logging_outputs: Sequence[Mapping[str, Any]]) -> None:
+    """Log `accuracy_X` in percent for all sums `correct_X` and `total_X`, such as those of `accuracy_by_position`."""
+    names = dict.fromkeys(name for log in logging_outputs for name in log if name.startswith(("correct_", "total_")))
+    sums = add_up(logging_outputs, names)
+    for kind in [name.removeprefix("total_") for name in names if name.startswith("total_")]:
+        log_mean(f"accuracy_{kind}", 100 * sums[f"correct_{kind}"], sums[f"total_{kind}"], round=2)
 
 
 # Sums of bins. fairseq hides metrics that begin with an underscore.

@@ -5,8 +5,8 @@ import torch
 from fairseq.logging import metrics
 
 from fairseq_plugins.criterions.logged_sums import (
-    accuracies,
     accuracy_by_position,
+    log_accuracies,
     log_reliability,
     logged_reliability,
     reliability_counts,
@@ -26,14 +26,11 @@ def test_accuracy_by_position_by_hand() -> None:
     assert counts == {
         "correct_at_1": 2, "total_at_1": 2, "correct_at_2": 1, "total_at_2": 2, "correct_at_3": 1, "total_at_3": 1,
     }  # fmt: skip
-    assert accuracies([counts, counts]) == {
-        "accuracy_at_1": (100.0, 4), "accuracy_at_2": (50.0, 4), "accuracy_at_3": (100.0, 2),
-    }  # fmt: skip
-
-
-def test_positions_without_a_target_are_left_out() -> None:
-    assert accuracies([{"correct_at_8": torch.tensor(0), "total_at_8": torch.tensor(0)}]) == {}
-    assert accuracies([{"loss": 1.0}]) == {}
+    with metrics.aggregate(new_root=True) as meters:
+        log_accuracies(
+            [counts, counts, {"loss": 1.0}, {"correct_at_8": torch.tensor(0), "total_at_8": torch.tensor(0)}]
+        )
+    assert meters.get_smoothed_values() == {"accuracy_at_1": 100.0, "accuracy_at_2": 50.0, "accuracy_at_3": 100.0}
 
 
 @pytest.mark.parametrize(("size", "positions"), [(1, [1]), (4, [1, 2, 4]), (25, [1, 2, 4, 8, 16, 25])])
