@@ -13,6 +13,7 @@ from fairseq_plugins.decoding.decoded import Decoded, Hypothesis, StepOutput
 from fairseq_plugins.decoding.kernel_module import FoundHypothesis, FoundOutput, KernelModule, Unsupported
 from fairseq_plugins.decoding.kernel_weights import KernelWeights
 from fairseq_plugins.decoding.method import KernelMethod, MethodContext, MethodOptions, MethodSpec
+from fairseq_plugins.decoding.reference.sampling import Sampling
 from fairseq_plugins.decoding.reference.search.beam import eos_forbidden_error
 
 
@@ -119,17 +120,11 @@ class KernelBackend(ABC):
             unk=constraints.unk,
             eos=constraints.eos,
             first_token=first_token,
-            min_len=constraints.min_len,
-            max_len=constraints.max_len,
-            unk_penalty=constraints.unk_penalty,
             temperature=self.temperature,
             prefix=None if constraints.prefix is None else constraints.prefix.contiguous(),
             drafts=[] if self.method.drafts is None else self.method.drafts(sample),
             noise_keys=sample.get("noise_keys"),
-            topk=0 if self.sampling is None else self.sampling.topk,
-            topp=0.0 if self.sampling is None else self.sampling.topp,
-            suppressed=constraints.suppressed.everywhere,
-            begin_suppressed=constraints.suppressed.at_beginning,
+            **limits_of(constraints, self.sampling),
             **more,
         )
 
@@ -143,6 +138,19 @@ class KernelBackend(ABC):
         except self.module.EosForbidden:
             raise eos_forbidden_error(constraints.max_len) from None
         return Decoded([hypotheses_of(hypotheses) for hypotheses, _ in found], [[steps] for _, steps in found])
+
+
+def limits_of(constraints: Constraints, sampling: Sampling | None) -> dict[str, Any]:
+    """Return the arguments of a generator that limit the tokens of a batch or a sentence."""
+    return {
+        "min_len": constraints.min_len,
+        "max_len": constraints.max_len,
+        "unk_penalty": constraints.unk_penalty,
+        "suppressed": constraints.suppressed.everywhere,
+        "begin_suppressed": constraints.suppressed.at_beginning,
+        "topk": 0 if sampling is None else sampling.topk,
+        "topp": 0.0 if sampling is None else sampling.topp,
+    }
 
 
 def hypothesis_of(output: FoundOutput) -> Hypothesis:

@@ -6,7 +6,7 @@ from typing import Any
 from fairseq_plugins.decoding.backends import Backend
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.decoded import Decoded, StepOutput
-from fairseq_plugins.decoding.kernel_backend import KernelBackend, hypotheses_of, hypothesis_of
+from fairseq_plugins.decoding.kernel_backend import KernelBackend, hypotheses_of, hypothesis_of, limits_of
 from fairseq_plugins.decoding.kernel_module import Unsupported
 from fairseq_plugins.decoding.reference.sampling import Sampling
 from fairseq_plugins.decoding.reference.search.beam import eos_forbidden_error
@@ -94,19 +94,13 @@ class RunningBatch:
         self._kernels.admit(
             number,
             source[source != self._pad].tolist(),
-            min_len=constraints.min_len,
-            max_len=constraints.max_len,
-            unk_penalty=constraints.unk_penalty,
             temperature=sampling.temperature,
             beam=beam,
             prefix=[] if constraints.prefix is None else constraints.prefix[0].tolist(),
             drafts=[] if self._method.drafts is None else self._method.drafts(sample)[0],
             streams=streams,
             noise_key=list(noise_key),
-            topk=sampling.topk,
-            topp=sampling.topp,
-            suppressed=constraints.suppressed.everywhere,
-            begin_suppressed=constraints.suppressed.at_beginning,
+            **limits_of(constraints, sampling),
         )
 
     def cancel(self, number: int) -> None:
@@ -131,8 +125,7 @@ class RunningBatch:
 
     def load(self) -> tuple[int, int]:
         """Return the numbers of waiting and of active sentences."""
-        waiting, active = self._kernels.load()
-        return waiting, active
+        return self._kernels.load()
 
     def close(self) -> None:
         """Stop decoding; sentences that have not ended are dropped."""

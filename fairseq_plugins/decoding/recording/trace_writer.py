@@ -10,7 +10,7 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from fairseq_plugins.decoding.method import GIVEN, TOP_1, VERIFIER, MethodSpec
-from fairseq_plugins.decoding.recording.trace import FORMAT, OPTION, VERSION, Iteration, TracedSentence
+from fairseq_plugins.decoding.recording.trace import FORMAT, OPTION, VERSION, Iteration, Trace, TracedSentence
 from fairseq_plugins.decoding.reference.state import Advance
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.partial_file import PartialFile
@@ -55,15 +55,9 @@ class TraceWriter:
         self._written = 0
         self._iterations: dict[int, list[Iteration]] = {}
         self._file = PartialFile(path, OPTION)
-        header = {
-            "format": FORMAT,
-            "version": VERSION,
-            "decoder": spec.name,
-            "options": settings,
-            "source_symbols": list(source.symbols),
-            "target_symbols": list(target.symbols),
-        }
-        self._file.write(_json(header))
+        header = vars(Trace(spec.name, settings, source.symbols, target.symbols))
+        del header["sentences"]
+        self._file.write(_json({"format": FORMAT, "version": VERSION, **header}))
 
     def iteration(self, sentences: Sequence[int], advance: Advance) -> None:
         """Record an iteration: see `Tracer.iteration`."""

@@ -2,7 +2,8 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -147,31 +148,30 @@ class FusedEncoder:
         return x if self.final_norm is None else self.final_norm(x), padding, embedding
 
     def _run(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        assert self.layers is not None
         mask = additive_mask(mask, x.dtype)
-        for layer in self.layers:
 
-            def attend(qkv: Tensor, heads: int = layer.heads) -> Tensor:
-                query, key, value = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
-                return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2)
+        def attend(qkv: Tensor, heads: int) -> Tensor:
+            query, key, value = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2)
 
-            x = self.engine.layer(layer, x, attend)
-        return x
+        return self._run_layers(x, attend)
 
     def _run_batch_invariant(self, x: Tensor, padding: Tensor) -> Tensor:
         """Run the layers in fixed shapes, with padding [B, S] moved to the end meanwhile."""
-        assert self.layers is not None
         order = padding_last(padding)[:, :, None].expand_as(x)
-        x = x.gather(1, order)
         last = ((~padding).sum(1, keepdim=True) - 1).expand_as(padding)
+
+        def attend(qkv: Tensor, heads: int) -> Tensor:
+            qkv = qkv.unflatten(-1, (3, heads, -1))
+            return attention(qkv[:, :, 0], qkv[:, :, 1:], last)
+
+        return torch.empty_like(x).scatter_(1, order, self._run_layers(x.gather(1, order), attend))
+
+    def _run_layers(self, x: Tensor, attend: Callable[..., Tensor]) -> Tensor:
+        assert self.layers is not None
         for layer in self.layers:
-
-            def attend(qkv: Tensor, heads: int = layer.heads) -> Tensor:
-                qkv = qkv.unflatten(-1, (3, heads, -1))
-                return attention(qkv[:, :, 0], qkv[:, :, 1:], last)
-
-            x = self.engine.layer(layer, x, attend)
-        return torch.empty_like(x).scatter_(1, order, x)
+            x = self.engine.layer(layer, x, partial(attend, heads=layer.heads))
+        return x
 
     def _run_unknown(self, net_input: dict[str, Any]) -> EncoderOut:
         """Run an unknown encoder; a batch-invariant engine runs it on one sentence at a time, without padding."""
