@@ -103,14 +103,3 @@ SEARCHES = _merged(
     st.sampled_from([{}, {}, {"bos_token": 7}]),
 ).map(lambda options: {**options, "max_len_b": max(options["max_len_b"], options.get("min_len", 1))})
 """Generation options that change greedy output or its scores."""
-
-SENTENCES = st.one_of(
-    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 8)), min_size=1, max_size=4),
-    st.builds(
-        lambda length, rows: [(length, count) for count in rows], st.integers(0, 9), st.sampled_from([[3], [1, 1]])
-    ),
-).filter(lambda sentences: any(rows for _, rows in sentences))
-"""For each sentence of a batch, the number of cached tokens and of rows in a step, possibly 0."""
-
-VISIBLE = st.sampled_from([None, "block", "any", "any, the same for all"])
-"""Last slot that rows of a step attend to: their own (None), the last one of the step, or any."""

@@ -8,13 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.reference.engine import Engine
-from fairseq_plugins.decoding.reference.search.beam import BeamSearch, select_candidates
-from fairseq_plugins.decoding.reference.state import Beams, Candidates, no_draft
 from fairseq_plugins.decoding.weights import Precision
 from fairseq_plugins.errors import ConfigurationError
 from tests.cases import Case, cases
 from tests.errors import error_about
-from tests.strategies import DETERMINISTIC, SEARCHES, SOURCES, TRANSFORMERS, UNSHRUNK, example_count
+from tests.strategies import SEARCHES, SOURCES, TRANSFORMERS, UNSHRUNK, example_count
 from tests.support import (
     Options,
     assert_same_hypotheses,
@@ -22,7 +20,6 @@ from tests.support import (
     decode_all,
     fairseq_beam,
     make_sample,
-    make_state,
     make_task,
     make_transformer,
 )
@@ -178,52 +175,6 @@ def test_prefix_of_eos_only() -> None:
     expected = fairseq_beam([model], task, sample, 1, max_len_b=9, prefix_tokens=prefix)
     output, _ = decode([model], task, sample, FAST_BEAM, beam_size=1, max_len_b=9, prefix_tokens=prefix)
     assert_same_hypotheses(output, expected)
-
-
-@settings(DETERMINISTIC, max_examples=example_count(200))
-@given(data=st.data(), size=st.integers(1, 4), sentences=st.integers(1, 3))
-def test_select_candidates(data: st.DataObject, size: int, sentences: int) -> None:
-    """The first candidates without EOS continue; those with EOS among the best are outputs."""
-    width, total = 2 * size, sentences * size
-    rows = [
-        data.draw(st.lists(st.sampled_from([EOS, 5, 6, 7]), min_size=width, max_size=width).filter(_may_go_on))
-        for _ in range(sentences)
-    ]
-    state = make_state(torch.arange(total * 6).view(total, 6), [2] * total, max_len=4)
-    state.sentences = [sentence for sentence in range(sentences) for _ in range(size)]
-    state.beams = Beams.begin(size, sentences, state.tokens)
-    state.beams.scores = -torch.arange(total).float()
-    state.beams.beam_ancestors[:, 1] = size - 1
-    scores = -torch.arange(sentences * width).view(sentences, -1).float() - 50
-    places = st.lists(st.integers(0, size - 1), min_size=width, max_size=width)
-    parents = torch.tensor([data.draw(places) for _ in rows])
-    search = BeamSearch(size)
-    candidates = Candidates(scores, torch.tensor(rows), parents)
-    selection = select_candidates(candidates, state.beams.scores, state.beams.ignored, EOS)
-    advance = search.advance(state, no_draft(state), selection)
-    kept = advance.tokens.view(sentences, size).tolist()
-    ended = [place for place, _ in advance.hypotheses]
-    assert advance.ended == [ended.count(place) for place in range(sentences)]
-    for place, row in enumerate(rows):
-        alive = [rank for rank, token in enumerate(row) if token != EOS][:size]
-        assert kept[place] == [row[rank] for rank in alive]
-        chosen = slice(place * size, (place + 1) * size)
-        assert advance.scores[chosen].tolist() == scores[place, alive].tolist()
-        assert advance.parents[chosen].tolist() == [place * size + int(parents[place, rank]) for rank in alive]
-        gained = scores[place, alive] - state.beams.scores[advance.parents[chosen]]
-        assert advance.log_probs[chosen, 0].tolist() == gained.tolist()
-        assert ended.count(place) == row[:size].count(EOS)
-        assert advance.finished[chosen] == [row[:size].count(EOS) == size] * size
-    for place, hypothesis in advance.hypotheses:
-        rank = int((scores[place] == hypothesis.score).nonzero())
-        first, row = place * size, place * size + int(parents[place, rank])
-        # The first token is in the sentence's last row, the second in the hypothesis' own row.
-        assert hypothesis.tokens.tolist() == [(first + size - 1) * 6 + 1, row * 6 + 2, EOS]
-        assert rank < size and rows[place][rank] == EOS
-
-
-def _may_go_on(tokens: list[int]) -> bool:
-    return tokens.count(EOS) <= len(tokens) // 2
 
 
 def test_int8_kernels_equal_the_reference() -> None:

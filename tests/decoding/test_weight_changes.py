@@ -29,12 +29,10 @@ def _values(model: nn.Module, other: nn.Module) -> list[tuple[nn.Parameter, torc
     return [(own, its.detach()) for own, its in zip(model.parameters(), other.parameters(), strict=True)]
 
 
-def load(model: nn.Module, other: nn.Module) -> None:
-    model.load_state_dict(other.state_dict())
-
-
-def assign(model: nn.Module, other: nn.Module) -> None:
-    nn.Module.load_state_dict(model, other.state_dict(), assign=True)
+def write_data(model: nn.Module, other: nn.Module) -> None:
+    """As programs that decode with averaged weights do; version counters do not see it."""
+    for own, its in _values(model, other):
+        own.data.copy_(its)
 
 
 def set_data(model: nn.Module, other: nn.Module) -> None:
@@ -42,38 +40,10 @@ def set_data(model: nn.Module, other: nn.Module) -> None:
         own.data = its
 
 
-def write_data(model: nn.Module, other: nn.Module) -> None:
-    """As programs that decode with averaged weights do; version counters do not see it."""
-    for own, its in _values(model, other):
-        own.data.copy_(its)
-
-
+@torch.no_grad()
 def write_in_place(model: nn.Module, other: nn.Module) -> None:
-    with torch.no_grad():
-        for own, its in _values(model, other):
-            own.copy_(its)
-
-
-def write_in_inference_mode(model: nn.Module, other: nn.Module) -> None:
-    with torch.inference_mode():
-        load(model, other)
-
-
-def round_to_half(model: nn.Module, _: nn.Module) -> None:
-    model.bfloat16()
-
-
-def round_and_back(model: nn.Module, _: nn.Module) -> None:
-    """The memory of the first weights is free between the two."""
-    model.bfloat16().float()
-
-
-def replace_layer(model: nn.Module, other: nn.Module) -> None:
-    model.decoder.layers[1] = other.decoder.layers[1]
-
-
-def replace_weight(model: nn.Module, other: nn.Module) -> None:
-    model.decoder.layers[1].fc2.weight = nn.Parameter(-other.decoder.layers[1].fc2.weight)
+    for own, its in _values(model, other):
+        own.copy_(its)
 
 
 def train(model: nn.Module, _: nn.Module) -> None:
@@ -84,27 +54,42 @@ def train(model: nn.Module, _: nn.Module) -> None:
     Adam(trained, lr=0.05).step()
 
 
-def set_scale(model: nn.Module, _: nn.Module) -> None:
-    model.decoder.embed_scale = 9.0
-
-
 def set_epsilon(model: nn.Module, _: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
             module.eps = 2.0
 
 
-def set_activation(model: nn.Module, _: nn.Module) -> None:
-    model.encoder.layers[0].activation_fn = torch.tanh
+def replace_layer(model: nn.Module, other: nn.Module) -> None:
+    model.decoder.layers[1] = other.decoder.layers[1]
 
 
-CHANGES = [load, assign, set_data, write_data, write_in_place, write_in_inference_mode, round_to_half, round_and_back,
-           replace_layer, replace_weight, train, set_scale, set_epsilon, set_activation]  # fmt: skip
+def replace_weight(model: nn.Module, other: nn.Module) -> None:
+    model.decoder.layers[1].fc2.weight = nn.Parameter(-other.decoder.layers[1].fc2.weight)
+
+
+CHANGES: dict[str, Change] = {
+    "load": lambda model, other: model.load_state_dict(other.state_dict()),
+    "assign": lambda model, other: nn.Module.load_state_dict(model, other.state_dict(), assign=True),
+    "set data": set_data,
+    "write data": write_data,
+    "write in place": write_in_place,
+    "write in inference mode": torch.inference_mode()(lambda model, other: model.load_state_dict(other.state_dict())),
+    "round to half": lambda model, _: model.bfloat16(),
+    # The memory of the first weights is free between the two.
+    "round and back": lambda model, _: model.bfloat16().float(),
+    "replace a layer": replace_layer,
+    "replace a weight": replace_weight,
+    "train": train,
+    "set the scale": lambda model, _: setattr(model.decoder, "embed_scale", 9.0),
+    "set epsilon": set_epsilon,
+    "set an activation": lambda model, _: setattr(model.encoder.layers[0], "activation_fn", torch.tanh),
+}
 
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("decoder", ["greedy", "fast-beam", "torch"])
-def test_changed_weights_are_used(decoder: str, change: Change) -> None:
+def test_changed_weights_are_used(decoder: str, change: str) -> None:
     task = make_task(50, decoding_method="greedy" if decoder == "torch" else decoder)
     task.cfg.no_compiled_steps = decoder == "torch"
     model, other = make_transformer(task, 3), make_transformer(task, 4)
@@ -115,10 +100,10 @@ def test_changed_weights_are_used(decoder: str, change: Change) -> None:
     backend = generator.backend
     assert ids(generator.generate([model], sample)) == before and generator.backend is backend
     torch.manual_seed(1)
-    change(model, other)
+    CHANGES[change](model, other)
     fresh = ids(task.build_generator([model], args).generate([model], sample))
     assert ids(generator.generate([model], sample)) == fresh
-    assert change in (round_to_half, round_and_back) or fresh != before
+    assert "round" in change or fresh != before
 
 
 def add_hook(part: nn.Module) -> None:

@@ -137,14 +137,16 @@ def test_accepted_tokens_are_cached(monkeypatch: pytest.MonkeyPatch, attention: 
     assert widths == (cached if attention == "prefix-causal" else everything)
 
 
+@pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("attention", ["prefix-causal", "full"])
 @torch.no_grad()
-def test_nat_decoder_emits_its_drafts(attention: str) -> None:
+def test_nat_decoder_emits_its_drafts(attention: str, batch_invariant: bool) -> None:
     """`--decoder nat`: blocks follow each other until EOS or the limit, scores are the drafter's."""
     task = make_task(60)
     model = make_drafter(task, 4, block_size=4, drafter_attention=attention)
     sample = make_sample(task, [6, 0, 15])
-    drafted, stats = decode([model], task, sample, Options("nat"), model, max_len_b=10, min_len=0)
+    engine = Engine(batch_invariant=batch_invariant)
+    drafted, stats = decode([model], task, sample, Options("nat"), model, engine=engine, max_len_b=10, min_len=0)
     for row, hypothesis in enumerate(drafted):
         tokens, scores = hypothesis[0]["tokens"], hypothesis[0]["positional_scores"]
         assert tokens[-1] == 2 and 2 not in tokens[:-1] and len(tokens) <= 11
