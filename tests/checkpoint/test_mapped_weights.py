@@ -61,7 +61,7 @@ def test_parameters_are_those_of_fairseqs_loader(decoder: str) -> None:
 @linux_only
 def test_decoding_leaves_few_pages_of_the_weights_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # After a step of an optimizer, as in other tests, all weights are read.
-    monkeypatch.setattr(weight_changes._steps, "count", 0)
+    monkeypatch.setattr(weight_changes._steps(), "count", 0)
     folder = tmp_path / "wide.en-de"
     shutil.copytree(RELEASED, folder, ignore=shutil.ignore_patterns("*.pt", "SHA256SUMS"))
     state = torch.load(RELEASED / "verifier.pt")

@@ -124,12 +124,12 @@ def _lines(path: str) -> Iterator[tuple[int, bytes]]:
 
 def _header(path: str, line: bytes) -> Trace:
     try:
-        header = parse_json(line, dict[str, Any])
+        header: dict[str, Any] = parse_json(line, dict[str, Any])
         if header.get("format") != FORMAT:
             raise ValueError(f"format {header.get('format')}")
         version = header.get("version")
         if version == VERSION:
-            trace = parse_json(line, Trace)
+            trace: Trace = parse_json(line, Trace)
             if trace.decoder not in DECODERS:
                 raise ValueError(f"unknown decoder {trace.decoder}")
             return trace
@@ -141,7 +141,7 @@ def _header(path: str, line: bytes) -> Trace:
 
 def _sentence(line: bytes, trace: Trace) -> TracedSentence:
     """Return the sentence of a line; raise ValueError if it is none."""
-    sentence = parse_json(line, TracedSentence)
+    sentence: TracedSentence = parse_json(line, TracedSentence)
     steps = [tokens for note in sentence.iterations for tokens in (note.draft, note.verifier)]
     size, alignment = len(sentence.output), sentence.alignment or []
     if not (
