@@ -1,6 +1,7 @@
 """BLEU, chrF and TER by sacrebleu: of raw text, and BLEU of Moses tokens as by `multi-bleu.perl`."""
 
 from argparse import Namespace
+from collections.abc import Sequence
 from typing import Any
 
 import sacrebleu
@@ -25,7 +26,7 @@ def metric_of(name: str, settings: Namespace) -> Metric:
         raise ConfigurationError("--tokenize", settings.tokenize or settings.lang, str(error)) from error
 
 
-def lines_for(name: str, sentences: Sentences) -> list[str]:
+def lines_for(name: str, sentences: Sentences) -> Sequence[str]:
     """Return the text that a metric compares: Moses tokens for "bleu", else raw text."""
     return sentences.tokenized_lines if name == "bleu" else sentences.raw
 
