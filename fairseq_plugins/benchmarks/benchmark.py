@@ -20,7 +20,7 @@ from typing import Any
 from fairseq_plugins.benchmarks import ctranslate, peak_memory, replay, tables
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, GREEDY, Contender, lossy_note, reference_of
-from fairseq_plugins.benchmarks.measuring import Plan, Row, bleu_signature, drafting_notes, measure, profiles, speed_up
+from fairseq_plugins.benchmarks.measuring import Plan, Row, bleu_signature, drafting_notes, measure, profiles
 from fairseq_plugins.benchmarks.setting import Setting, configure
 from fairseq_plugins.checkpoint.session import precision
 from fairseq_plugins.decoding.recording.profile import Profile
@@ -92,9 +92,6 @@ def records(rows: Sequence[Row], batch_sizes: Sequence[int], profiled: Mapping[s
     result = []
     for row in rows:
         record = {**asdict(row), "sentences_per_second": {size: row.rate(size) for size in batch_sizes}}
-        for baseline in tables.baselines(rows):
-            ratios = {size: speed_up(row, baseline, size) for size in batch_sizes}
-            record[f"speed_up_over_{baseline.name.replace(' ', '_')}"] = ratios
         if row.name in profiled:
             names = ("part", "milliseconds", "percent")
             record["profile"] = [dict(zip(names, part, strict=True)) for part in profiled[row.name].rows()]

@@ -14,6 +14,7 @@ Adding nothing scores 0 in both even if the references add nothing, as in the tw
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
@@ -23,30 +24,20 @@ _TOKENIZER = Tokenizer13a()
 
 @dataclass(frozen=True)
 class Sari:
-    """SARI and its parts, 0 to 100."""
+    """The parts of SARI, 0 to 100."""
 
-    score: float
     add: float
     keep: float
     delete: float
 
-    @classmethod
-    def of_parts(cls, add: float, keep: float, delete: float) -> "Sari":
-        """Combine parts between 0 and 1: the score is their mean (eq. 2)."""
-        return cls(100 * (add + keep + delete) / 3, 100 * add, 100 * keep, 100 * delete)
+    @property
+    def score(self) -> float:
+        """SARI, the mean of its parts (eq. 2)."""
+        return (self.add + self.keep + self.delete) / 3
 
 
 # Counts of n-grams.
 Counts = Counter[tuple[str, ...]]
-
-
-@dataclass(frozen=True)
-class _Operations:
-    """Added, kept and deleted n-grams of one order, each of the output, of the references, and of both."""
-
-    added: tuple[set[tuple[str, ...]], set[tuple[str, ...]], set[tuple[str, ...]]]
-    kept: tuple[Counts, Counts, Counts]
-    deleted: tuple[Counts, Counts, Counts]
 
 
 def sari_tokens(line: str, tokenize: bool = True) -> list[str]:
@@ -59,15 +50,11 @@ def sentence_sari(source: Sequence[str], output: Sequence[str], references: Sequ
     """Return SARI of one tokenised sentence, as the authors' script computes it."""
     add, keep, delete = [], [], []
     for order in ORDERS:
-        operations = _operations(source, output, references, order)
-        ours_added, theirs_added, both_added = operations.added
-        right_added = len(both_added)
-        add.append(_f1(_share(right_added, len(ours_added)), _share(right_added, len(theirs_added))))
-        ours, theirs, right = operations.kept
-        keep.append(_f1(_mean_share(right, ours), _mean_share(right, theirs)))
-        ours, _, right = operations.deleted
-        delete.append(_mean_share(right, ours))
-    return Sari.of_parts(*(sum(scores) / len(ORDERS) for scores in (add, keep, delete)))
+        (added, to_add, both), kept, deleted = _operations(source, output, references, order)
+        add.append(_f1(_share(len(both), len(added)), _share(len(both), len(to_add))))
+        keep.append(_f1(_mean_share(kept[2], kept[0]), _mean_share(kept[2], kept[1])))
+        delete.append(_mean_share(deleted[2], deleted[0]))
+    return Sari(*(100 * sum(scores) / len(ORDERS) for scores in (add, keep, delete)))
 
 
 def mean_sari(
@@ -78,32 +65,32 @@ def mean_sari(
         sentence_sari(source, output, others)
         for source, output, *others in zip(sources, outputs, *references, strict=True)
     ]
-    return Sari(*(sum(getattr(s, part) for s in scores) / len(scores) for part in ("score", "add", "keep", "delete")))
+    return Sari(*(sum(getattr(s, part) for s in scores) / len(scores) for part in ("add", "keep", "delete")))
 
 
 def corpus_sari(
     sources: Sequence[Sequence[str]], outputs: Sequence[Sequence[str]], references: Sequence[Sequence[Sequence[str]]]
 ) -> Sari:
     """Return SARI of summed counts, as EASSE's `corpus_sari`; arguments as for `mean_sari`."""
-    # operation -> order -> [of the output, of the references, of both]
-    totals = {kind: {order: [0, 0, 0] for order in ORDERS} for kind in ("added", "kept", "deleted")}
+    # Of added, kept and deleted n-grams, by order: [of the output, of the references, of both].
+    totals = [{order: [0, 0, 0] for order in ORDERS} for _ in range(3)]
     for source, output, *others in zip(sources, outputs, *references, strict=True):
         for order in ORDERS:
-            operations = _operations(source, output, others, order)
-            for kind, counts in totals.items():
-                for side, ngrams in enumerate(getattr(operations, kind)):
+            for counts, found in zip(totals, _operations(source, output, others, order), strict=True):
+                for side, ngrams in enumerate(found):
                     counts[order][side] += ngrams.total() if isinstance(ngrams, Counter) else len(ngrams)
     parts = []
-    for counts in totals.values():
+    for counts in totals:
         precision = sum(_share(right, ours) for ours, _, right in counts.values()) / len(ORDERS)
         recall = sum(_share(right, theirs) for _, theirs, right in counts.values()) / len(ORDERS)
-        parts.append(_f1(precision, recall))
-    return Sari.of_parts(*parts)
+        parts.append(100 * _f1(precision, recall))
+    return Sari(*parts)
 
 
 def _operations(
     source: Sequence[str], output: Sequence[str], references: Sequence[Sequence[str]], order: int
-) -> _Operations:
+) -> tuple[tuple[Any, ...], tuple[Counts, ...], tuple[Counts, ...]]:
+    """Return added, kept and deleted n-grams of one order, each of the output, of the references, and of both."""
     # Counts of source and output are scaled to the sum over references.
     before = _ngrams(source, order, len(references))
     after = _ngrams(output, order, len(references))
@@ -111,9 +98,7 @@ def _operations(
     added, to_add = after.keys() - before.keys(), expected.keys() - before.keys()
     kept, to_keep = before & after, before & expected
     deleted, to_delete = before - after, before - expected
-    return _Operations(
-        (added, to_add, added & to_add), (kept, to_keep, kept & to_keep), (deleted, to_delete, deleted & to_delete)
-    )
+    return (added, to_add, added & to_add), (kept, to_keep, kept & to_keep), (deleted, to_delete, deleted & to_delete)
 
 
 def _ngrams(tokens: Sequence[str], order: int, times: int = 1) -> Counts:

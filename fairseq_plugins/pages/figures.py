@@ -22,6 +22,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#9
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)))
 GREY = "#777777"
+LABEL = 52  # characters along an axis
 
 _STYLE: dict[Any, Any] = {
     "font.size": 13,
@@ -83,7 +84,7 @@ def speed_up_distribution(series: Mapping[str, Sequence[float]], what: str) -> b
             _stairs(axes, counts, edges, index, len(series) == 1, f"{label} (median {np.median(values):.2f}×)")
         axes.axvline(1, color=GREY, linewidth=1, label="1×: no gain")
         label = what + ("; last bin: this or more" if max(map(max, series.values())) > edges[-1] else "")
-        axes.set(xlabel=_wrapped(label), ylabel="sentences (%)", xlim=(0, edges[-1]))
+        axes.set(xlabel=textwrap.fill(label, LABEL), ylabel="sentences (%)", xlim=(0, edges[-1]))
         axes.xaxis.set_major_formatter("{x:g}×")
         axes.legend()
 
@@ -110,7 +111,7 @@ def speed_against_edits(series: Mapping[str, tuple[Sequence[float], Sequence[flo
         usual = 1.02 * max(float(np.percentile(ratios, 99.5)) for ratios, _ in series.values())
         beyond = any(max(ratios) > usual for ratios, _ in series.values())
         label = "edit ratio (edits per source token)" + ("; the last 0.5 % are not shown" if beyond else "")
-        axes.set(xlabel=_wrapped(label), ylabel=_wrapped(what, 34))
+        axes.set(xlabel=textwrap.fill(label, LABEL), ylabel=textwrap.fill(what, 34))
         axes.axhline(1, color=GREY, linewidth=1, label="1×: no gain")
         axes.set_ylim(0, 1.05 * max(_without_outliers(speed_ups) for _, speed_ups in series.values()))
         axes.set_xlim(right=max(usual, 0.05))
@@ -178,8 +179,3 @@ def _binned_medians(x: np.ndarray, y: np.ndarray, bins: int = 12) -> tuple[list[
 def _without_outliers(values: Sequence[float]) -> float:
     """Return the largest value, or a lower limit if there are outliers."""
     return min(float(max(values)), 1.5 * float(np.percentile(values, 95)))
-
-
-def _wrapped(label: str, width: int = 52) -> str:
-    """Wrap a label to the length of an axis."""
-    return textwrap.fill(label, width)

@@ -9,7 +9,6 @@ import torch
 from fairseq_plugins.decoding.recording.reliability import Reliability
 from fairseq_plugins.decoding.recording.trace import stream_trace
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.metrics.edits import edit_ratio
 from fairseq_plugins.pages.runs import Run
 
 # Points with a smaller share of the iterations are noise and not drawn.
@@ -32,14 +31,6 @@ def speed_ups(run: Run, baseline: Run | None) -> dict[int, float]:
         number: baseline.sentences[number].seconds / max(run.sentences[number].seconds, 1e-9)
         for number in sorted(common)
     }
-
-
-def edit_ratios(sources: Sequence[str], outputs: Sequence[str]) -> list[float]:
-    """Return the edit distance of source and output in words, divided by the length of the source.
-
-    Aggressive Decoding, section 4.1.2: "normalized (by the input length) edit distance between the input and output".
-    """
-    return [edit_ratio(source.split(), output.split()) for source, output in zip(sources, outputs, strict=True)]
 
 
 # Upper ends of the ranges in the table of speed-up by edit ratio; the first is for unchanged sentences.

@@ -11,7 +11,6 @@ import html
 import re
 import shlex
 import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,12 +20,12 @@ import numpy as np
 import sacrebleu
 
 from fairseq_plugins.decoding.recording.reliability import HEADERS
+from fairseq_plugins.metrics.edits import edit_ratio
 from fairseq_plugins.metrics.texts import pick
 from fairseq_plugins.pages import figures
 from fairseq_plugins.pages.findings import (
     acceptance_by_position,
     drafter_reliability,
-    edit_ratios,
     speed_up_by_edits,
     speed_ups,
 )
@@ -127,24 +126,7 @@ def _origin(label: str, origin: tuple[str, str] | None) -> str:
     if origin is None:
         return f"{plain(label)}: not in its statistics, of an earlier version"
     machine, command = origin
-    return f"{plain(label)}: {plain(machine)}\n\n" + textwrap.indent(_continued(command), "    ")
-
-
-def _continued(command: str, width: int = 90) -> str:
-    """Return a command line with lines continued by backslashes, to be read and pasted."""
-    parts: list[str] = []  # options with their values
-    for argument in shlex.split(command):
-        if parts and not argument.startswith("-"):
-            parts[-1] += f" {shlex.quote(argument)}"
-        else:
-            parts.append(shlex.quote(argument))
-    lines = parts[:1]
-    for part in parts[1:]:
-        if len(lines[-1]) + len(part) < width:
-            lines[-1] += f" {part}"
-        else:
-            lines.append(f"    {part}")
-    return " \\\n".join(lines)
+    return f"{plain(label)}: {plain(machine)}\n\n    {command}"
 
 
 def _summary(
@@ -222,7 +204,9 @@ def _edits(
         assert run.hypotheses is not None
         numbers = [number for number in faster[run.label] if number in sources]
         outputs = pick(run.hypotheses, run.hypotheses.hypotheses, numbers, "--hypotheses")
-        ratios = edit_ratios([sources[number] for number in numbers], outputs)
+        ratios = [
+            edit_ratio(sources[number].split(), output.split()) for number, output in zip(numbers, outputs, strict=True)
+        ]
         series[run.label] = (ratios, [faster[run.label][number] for number in numbers])
     report.section(
         title,

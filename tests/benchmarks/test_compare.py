@@ -80,7 +80,6 @@ def test_all_rows(released: Namespace, tmp_path: Path, capsys: pytest.CaptureFix
     assert rows["greedy"]["iterations"] == pytest.approx(rows[BEAM_1]["iterations"])
     assert rows["gad"]["iterations"] <= rows["greedy"]["iterations"]
     assert 0 < rows["fast-beam"]["tokens_per_iteration"] <= 1
-    assert rows[BEAM_5]["speed_up_over_fairseq_beam_5"]["1"] == 1
 
     printed, progress = capsys.readouterr()
     assert "reads the verifier's states and cannot decode alone: left out nat\n" in progress
