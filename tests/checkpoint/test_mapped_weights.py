@@ -126,9 +126,9 @@ def test_no_random_numbers_are_drawn_inside_only() -> None:
 
 
 def test_weights_of_another_type_or_shape_are_copied_or_refused() -> None:
+    state = nn.Linear(4, 4).half().state_dict()
     with TakeWeights():
         layer, narrow = nn.Linear(4, 4), nn.Linear(4, 3)
-        state = {name: value.half() for name, value in nn.Linear(4, 4).half().state_dict().items()}
         layer.load_state_dict(state)
         with pytest.raises(RuntimeError, match="size mismatch"):
             narrow.load_state_dict(state)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from fairseq.modules import MultiheadAttention
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import nn
 from torch.nn.utils import parametrizations, prune
@@ -15,27 +14,6 @@ from fairseq_plugins import wrap
 from fairseq_plugins.errors import ConfigurationError
 from tests.api.test_wrapping import make_stock_task
 from tests.support import fairseq_greedy, ids, make_sample, make_task, make_transformer
-
-
-class Norm(nn.LayerNorm):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return 2 * super().forward(x)
-
-
-class LoRA(nn.Linear):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) + x[..., :1]
-
-
-class Attention(MultiheadAttention):
-    def forward(self, *args: Any, **named: Any) -> Any:
-        output, weights = super().forward(*args, **named)
-        return 2 * output, weights
-
-
-class Words(nn.Embedding):
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return 2 * super().forward(tokens)
 
 
 class DecoderLayer(TransformerDecoderLayerBase):
@@ -77,19 +55,22 @@ def shared_attention(side: nn.Module) -> None:
     side.layers[1].self_attn = side.layers[0].self_attn
 
 
-def of_class(kind: type, find: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Module], None]:
-    def change(side: nn.Module) -> None:
-        find(side).__class__ = kind
+def of_another_class(find: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Module], None]:
+    """Return a change of a part to a subclass whose output is doubled."""
 
-    change.__name__ = kind.__name__
+    def change(side: nn.Module) -> None:
+        part, kind = find(side), type(find(side))
+        forward = lambda self, *given, **named: doubled_first(self, given, kind.forward(self, *given, **named))  # noqa: E731
+        part.__class__ = type(f"Doubled{kind.__name__}", (kind,), {"forward": forward})
+
     return change
 
 
 CHANGES: list[Callable[[nn.Module], Any]] = [
-    of_class(Norm, lambda side: side.layers[0].self_attn_layer_norm),
-    of_class(LoRA, lambda side: side.layers[1].fc1),
-    of_class(Attention, lambda side: side.layers[1].self_attn),
-    of_class(Words, lambda side: side.embed_tokens),
+    of_another_class(lambda side: side.layers[0].self_attn_layer_norm),
+    of_another_class(lambda side: side.layers[1].fc1),
+    of_another_class(lambda side: side.layers[1].self_attn),
+    of_another_class(lambda side: side.embed_tokens),
     lambda side: side.layers[0].register_forward_hook(doubled_first),
     lambda side: side.layers[0].fc1.register_forward_pre_hook(lambda module, given: (doubled(*given),)),
     lambda side: side.dropout_module.register_forward_hook(doubled),

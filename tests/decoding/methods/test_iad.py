@@ -77,15 +77,6 @@ def test_batches_of_a_rewriting_model(rewriting: Rewriting, batch_size: int, loo
     assert [sentence.iterations for sentence in stats[::2]] == [1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("options", [{"drafter_attention": "full"}, {"drafter_context": "features"}], ids=str)
-def test_copies_and_fallback_in_one_batch(rewriting: Rewriting, options: dict[str, Any]) -> None:
-    task, model, sample = rewriting.task, rewriting.model, rewriting.sample
-    drafter = learned_drafter(task, model, sample, ids(rewriting.expected), block_size=6, **options)
-    helped, stats = decode([model], task, sample, Options("iad", iad_fallback="gad"), drafter, max_len_b=30)
-    assert_same_output(helped, rewriting.expected)
-    assert emitted_per_iteration(stats) > 4
-
-
 @pytest.mark.parametrize("lookup", ["unique", "recent"])
 @pytest.mark.parametrize(
     "options", [{"drafter_attention": "full"}, {"share_encoder": True}, {"drafter_context": "features"}], ids=str
