@@ -4,6 +4,7 @@ import logging
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -272,12 +273,10 @@ class DecodesWithDrafts(FairseqTask):
     text_tools: tuple[Any, Any] = (None, None)
     cfg: Any
 
-    @property
+    @cached_property
     def decoding(self) -> Decoding:
         """The builder of the generators."""
-        if "_decoding" not in vars(self):
-            self._decoding = Decoding(options_of(self))
-        return self._decoding
+        return Decoding(options_of(self))
 
     @classmethod
     def setup_task(cls, cfg: Any, **kwargs: Any) -> Any:

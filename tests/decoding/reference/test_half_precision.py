@@ -19,12 +19,13 @@ from fairseq_plugins.decoding.native.model import NativeWeights
 from fairseq_plugins.decoding.reference.captured.fixed_shapes import ROWS, SLOTS, attention, in_row_blocks
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.half_precision import with_rounded_weights
+from fairseq_plugins.decoding.weights import Precision
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.cases import Case, cases
 from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.decoding.reference.captured.test_graphed_decoder import Recorder, graphing
 from tests.strategies import DETERMINISTIC, DRAFTERS, FEATURE_DRAFTERS, SEARCHES, SOURCES, UNSHRUNK, example_count
-from tests.support import Options, decode, ids, make_args, make_sample, make_task, make_transformer
+from tests.support import Options, decode, fairseq_greedy, ids, make_args, make_sample, make_task, make_transformer
 
 HALF_DTYPES = [torch.float16, torch.bfloat16]
 
@@ -237,6 +238,21 @@ def test_a_cpu_computes_in_fp32_with_rounded_weights(dtype: torch.dtype, compile
     assert {parameter.dtype for parameter in half.parameters()} == {dtype}
     # One copy for both generators.
     assert len(task.decoding._computed) == 1
+
+
+def test_precision_and_copies_are_a_generators_own() -> None:
+    task = make_task(200)
+    model = make_transformer(task, 1)
+    sample = make_sample(task, [9, 4, 12, 7, 20, 15, 3, 30], 1)
+    expected = fairseq_greedy([model], task, sample, max_len_b=30)
+    plain = generator_for(task, model, "greedy")
+    rounded = generator_for(task, model, "greedy", int8=True, no_packed_weights=True)
+    for _ in range(2):
+        assert ids(plain.generate([model], sample)) == ids(expected)
+        assert ids(rounded.generate([model], sample)) != ids(expected)
+    weights = [generator.backend.method.weights for generator in (plain, rounded)]
+    assert [held.precision for held in weights] == [Precision.FP32, Precision.INT8]
+    assert [held.packed for held in weights] == [True, False]
 
 
 def test_bf16_beside_fairseq_generate() -> None:
