@@ -2,13 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fairseq_plugins.criterions import glat_loss, tensorboard
+from fairseq_plugins.criterions import tensorboard
 from fairseq_plugins.decoding.recording.reliability import Reliability
 from tests.conftest import TINY, TRAINING, Corpus
 from tests.support import make_task, run_in_process
@@ -129,19 +128,6 @@ def test_one_sample_per_validation(trained: tuple[Path, str]) -> None:
             accepted = len(bold[1].split()) if bold else 0
             gained += row.split(" | ")[2].strip(" |").split()[: accepted + 1]
         assert gained[: gained.index("&lt;/s&gt;")] == output
-
-
-def test_no_logs_without_the_option(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("called without --tensorboard-logdir")
-
-    for name in ("_writer", "log_sample", "log_reliability"):
-        monkeypatch.setattr(tensorboard, name, refuse)
-    for name in ("accuracy_by_position", "reliability_counts"):
-        monkeypatch.setattr(glat_loss, name, refuse)
-    log = train(corpus, tmp_path)
-    assert "accuracy_at" not in log and "calibration_error" not in log and "tokens_per_iteration" in log
-    run_in_process("generate", f"{corpus.data} --task spec_dec --decoder greedy --path {corpus.verifier} --cpu")
 
 
 # ---------------------------------------------------------------------------------------------------- the parts
