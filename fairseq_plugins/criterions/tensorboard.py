@@ -53,8 +53,7 @@ class SampleTrace:
 
     def iteration(self, sentences: Sequence[int], advance: Advance) -> None:
         """Record draft, verifier tokens and number of accepted ones; arguments as for `Tracer.iteration`."""
-        draft, count = advance.draft, advance.draft.tokens.size(1)
-        drafted = draft.tokens[0, : count if draft.num_drafted is None else int(draft.num_drafted[0])]
+        drafted = advance.draft.tokens[0, : int(advance.draft.counts()[0])]
         verifier = advance.verification.best[0, : len(drafted) + 1]
         self.iterations.append((drafted.tolist(), verifier.tolist(), int(advance.num_accepted[0])))
 

@@ -65,7 +65,6 @@ class TraceWriter:
         best = verification.best
         drafted_columns, extra = draft.tokens.size(1), best.size(1) - draft.tokens.size(1)
         drafted = torch.cat([draft.tokens, best[:, drafted_columns:]], dim=1)
-        widths = [drafted_columns] * len(emitted) if draft.num_drafted is None else draft.num_drafted.tolist()
         fallback = [False] * len(emitted) if draft.from_fallback is None else draft.from_fallback.tolist()
         drafter_scores = [None] * len(emitted) if draft.survival is None else _conditional(draft.survival).tolist()
         accepted = advance.num_accepted
@@ -80,7 +79,7 @@ class TraceWriter:
             verification.log_probs_of(drafted).tolist(),
             best.tolist(),
             verification.log_probs_of(best).tolist(),
-            widths,
+            draft.counts().tolist(),
             accepted.tolist(),
             emitted,
             fallback,

@@ -125,13 +125,11 @@ class TorchBackend:
         assert isinstance(advance, Advance), "beam search yields no steps"
         rows = batch.state.sentences
         outputs = [StepOutput([], 0, 0, bool(ended)) for ended in batch.outputs]
-        drafted = advance.draft.num_drafted
-        widths = [advance.draft.tokens.size(1)] * len(rows) if drafted is None else drafted.tolist()
         steps = zip(
             rows,
             advance.tokens.tolist(),
             advance.host_emitted,
-            widths,
+            advance.draft.counts().tolist(),
             advance.num_accepted.tolist(),
             advance.finished,
             strict=True,

@@ -146,6 +146,11 @@ class Draft:
     survival: Tensor | None = None  # [B, K], the drafter's probability that a token and all before it are right
     from_fallback: Tensor | None = None  # [B], whether a fallback drafter made the draft, for traces
 
+    def counts(self) -> Tensor:
+        """Return the number of valid columns of every sentence, [B]."""
+        rows, width = self.tokens.shape
+        return self.tokens.new_full((rows,), width) if self.num_drafted is None else self.num_drafted
+
 
 def no_draft(state: DecodingState) -> Draft:
     """Return an empty draft; the iteration is then a step of greedy decoding."""
@@ -159,7 +164,7 @@ def obeying_prefix(state: DecodingState, draft: Draft) -> Draft:
         return draft
     is_wrong = (forced != state.constraints.pad) & (forced != draft.tokens)
     allowed = (~is_wrong).long().cumprod(1).sum(1)
-    return replace(draft, num_drafted=allowed if draft.num_drafted is None else draft.num_drafted.minimum(allowed))
+    return replace(draft, num_drafted=draft.counts().minimum(allowed))
 
 
 class Verification:

@@ -25,8 +25,7 @@ def drafts_of(drafter: Drafter, source: list[int], outputs: list[list[int]]) -> 
         tokens = torch.full((1, 60), 1)
         tokens[0, : len(output) + 1] = torch.tensor([2, *output])
         draft = drafter.draft(make_state(tokens, [len(output)], 50))
-        width = draft.tokens.size(1) if draft.num_drafted is None else int(draft.num_drafted[0])
-        result.append(draft.tokens[0, :width].tolist())
+        result.append(draft.tokens[0, : int(draft.counts()[0])].tolist())
     return result
 
 

@@ -29,7 +29,7 @@ class FallbackDrafter:
         drafts = self.first.draft(state), self.second.draft(state)
         width = max(draft.tokens.size(1) for draft in drafts)
         first, second = (F.pad(draft.tokens, (0, width - draft.tokens.size(1))) for draft in drafts)
-        num_first, num_second = map(_counts, drafts)
+        num_first, num_second = map(Draft.counts, drafts)
         is_empty = num_first == 0
         tokens = torch.where(is_empty[:, None], second, first)
         return Draft(tokens, torch.where(is_empty, num_second, num_first), from_fallback=is_empty)
@@ -41,9 +41,3 @@ class FallbackDrafter:
     def select_rows(self, rows: Tensor) -> None:
         self.first.select_rows(rows)
         self.second.select_rows(rows)
-
-
-def _counts(draft: Draft) -> Tensor:
-    """Return the number of tokens of every draft, [B]."""
-    counts = draft.num_drafted
-    return draft.tokens.new_full((draft.tokens.size(0),), draft.tokens.size(1)) if counts is None else counts

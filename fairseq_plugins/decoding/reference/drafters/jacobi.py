@@ -93,14 +93,13 @@ class JacobiDrafter:
 
     def observe(self, advance: Advance) -> None:
         """Take predictions for positions that are not final yet as their next guesses."""
-        best, num_drafted = advance.verification.best, advance.draft.num_drafted
+        best = advance.verification.best
         drafted = best.size(1) - 1
-        if num_drafted is None:
-            num_drafted = torch.full_like(advance.before, drafted)
         columns = torch.arange(drafted + 1, device=best.device)
-        predicted = best.masked_fill(columns > num_drafted[:, None], -1)
+        is_valid = columns <= advance.draft.counts()[:, None]
+        predicted = torch.where(is_valid, best, -1)
         if self.pool_size and self.last is not None:
-            self._remember(advance, columns <= num_drafted[:, None])
+            self._remember(advance, is_valid)
         following = advance.num_emitted[:, None] + columns[:-1]
         self.tail = F.pad(predicted, (0, 1), value=-1).gather(1, following.clamp(max=drafted + 1))
 
