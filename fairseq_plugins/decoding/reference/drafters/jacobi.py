@@ -96,10 +96,10 @@ class JacobiDrafter:
         best = advance.verification.best
         drafted = best.size(1) - 1
         columns = torch.arange(drafted + 1, device=best.device)
-        is_valid = columns <= advance.draft.counts()[:, None]
-        predicted = torch.where(is_valid, best, -1)
+        is_unused = columns > advance.draft.counts()[:, None]
+        predicted = best.masked_fill(is_unused, -1)
         if self.pool_size and self.last is not None:
-            self._remember(advance, is_valid)
+            self._remember(advance, is_unused)
         following = advance.num_emitted[:, None] + columns[:-1]
         self.tail = F.pad(predicted, (0, 1), value=-1).gather(1, following.clamp(max=drafted + 1))
 
@@ -119,15 +119,15 @@ class JacobiDrafter:
             tokens.append(last)
         return torch.cat(tokens, dim=1)
 
-    def _remember(self, advance: Advance, is_valid: Tensor) -> None:
+    def _remember(self, advance: Advance, is_unused: Tensor) -> None:
         """Store bigrams in the pool: a guess and the verifier's token after it.
 
         These are lookahead decoding's n-grams (Fu et al. 2024, arXiv 2402.02057). Unlike neighbours of one iterate, the
         second token was predicted given the first.
         """
         assert self.last is not None
-        before = torch.cat([self.last, advance.draft.tokens[:, : is_valid.size(1) - 1]], dim=1)
-        self.pool.scatter_(1, before.masked_fill(~is_valid, self.pool_size), advance.verification.best)
+        before = torch.cat([self.last, advance.draft.tokens[:, : is_unused.size(1) - 1]], dim=1)
+        self.pool.scatter_(1, before.masked_fill(is_unused, self.pool_size), advance.verification.best)
 
     def select_rows(self, rows: Tensor) -> None:
         self.first_guess = self.first_guess.index_select(0, rows)
