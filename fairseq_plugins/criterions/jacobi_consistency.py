@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fairseq_plugins.checkpoint.loading import unwrap
 from fairseq_plugins.criterions.logged_sums import SummedLoss, add_up, log_losses, log_mean
 from fairseq_plugins.decoding.method import option
+from fairseq_plugins.decoding.reference.captured.fixed_shapes import padding_last
 from fairseq_plugins.decoding.reference.drafters.jacobi import first_window
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
@@ -160,8 +161,7 @@ class JacobiConsistency(SummedLoss):
         """Return the first state [B, width]: unknown words, or the source's tokens and then unknown words."""
         guess = source.new_full((len(source), width), self.unk)
         if self.from_source:
-            is_token = source != self.padding_idx
-            tokens = source.gather(1, torch.argsort((~is_token).long(), dim=1, stable=True))[:, :width]
+            tokens = source.gather(1, padding_last(source == self.padding_idx))[:, :width]
             guess[:, : tokens.size(1)] = tokens.masked_fill(tokens == self.padding_idx, self.unk)
         return guess
 

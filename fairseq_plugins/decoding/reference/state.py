@@ -92,9 +92,8 @@ class DecodingState:
 
         None if it forces none. With `--left-pad-target` a prefix begins with free positions.
         """
-        prefix, shortest = self.constraints.prefix, min(self.host_lengths)
-        size = 0 if prefix is None else min(prefix.size(1), self.max_len)
-        if prefix is None or shortest >= size:
+        prefix, size = self.constraints.prefix, self.constraints.beginning
+        if prefix is None or min(self.host_lengths) >= size:
             return None
         rows = F.pad(prefix[from_host(self.sentences, prefix.device), :size], (0, 1), value=self.constraints.pad)
         position = self.lengths[:, None] + torch.arange(width, device=prefix.device)

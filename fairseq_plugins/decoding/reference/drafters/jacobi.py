@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq_plugins.decoding.reference.captured.fixed_shapes import padding_last
 from fairseq_plugins.decoding.reference.encoder import EncoderOut
 from fairseq_plugins.decoding.reference.rows import cat_padded
 from fairseq_plugins.decoding.reference.state import Advance, DecodingState, Draft, no_draft
@@ -106,8 +107,7 @@ class JacobiDrafter:
     def _first_guess(self, source: Tensor) -> Tensor:
         if self.initial is not None:
             return source.new_full((source.size(0), 1), self.initial)
-        order = torch.argsort((source == self.pad).long(), dim=1, stable=True)
-        return F.pad(source.gather(1, order), (0, 1), value=self.pad)
+        return F.pad(source.gather(1, padding_last(source == self.pad)), (0, 1), value=self.pad)
 
     def _chain(self, guesses: Tensor) -> Tensor:
         """Follow the pool from the last token; without an entry the guess [B, K] of the position is used."""

@@ -155,8 +155,8 @@ def best_candidates(state: DecodingState, log_probs: Tensor, strategy: SearchStr
     if strategy is not None:
         strategy.add_language_model(state, log_probs)
     log_probs.masked_fill_(log_probs.isnan(), -torch.inf)
-    forced = _forced(state)
-    given = None if forced is None else constraints.penalised(log_probs.gather(1, forced[:, None]), forced[:, None])
+    forced = state.forced_tokens(1)
+    given = None if forced is None else constraints.penalised(log_probs.gather(1, forced), forced)
     constraints.apply(log_probs[:, None], state.lengths, span.shortest, span.longest)
     ends = None if forced is None or given is None else _force(state, log_probs, forced, given)
     if constraints.no_repeat_ngram_size:
@@ -208,24 +208,15 @@ def _top(total: Tensor, count: int, vocabulary: int) -> Candidates:
     return Candidates(scores, index % vocabulary, index // vocabulary)
 
 
-def _forced(state: DecodingState) -> Tensor | None:
-    """Return the tokens [R] of `--prefix-size` at this step, `pad` for a free one; None after the prefix."""
-    prefix, position = state.constraints.prefix, state.span.longest
-    if prefix is None or position >= state.constraints.beginning:
-        return None
-    return prefix[from_host(state.sentences, prefix.device), position]
-
-
 def _force(state: DecodingState, log_probs: Tensor, forced: Tensor, given: Tensor) -> Tensor:
-    """Forbid all but forced tokens [R], in place; return the sentences [B] whose forced token is EOS.
+    """Forbid all but forced tokens [R, 1], in place; return the sentences [B] whose forced token is EOS.
 
     `given` [R, 1] are the log-probabilities of forced tokens, which may be suppressed ones.
     """
     assert state.beams is not None
-    is_free = (forced == state.constraints.pad)[:, None]
-    only = torch.full_like(log_probs, -torch.inf).scatter_(1, forced[:, None], given)
-    log_probs.copy_(torch.where(is_free, log_probs, only))
-    return (forced == state.constraints.eos)[:: state.beams.size]
+    only = torch.full_like(log_probs, -torch.inf).scatter_(1, forced, given)
+    log_probs.copy_(torch.where(forced == state.constraints.pad, log_probs, only))
+    return (forced == state.constraints.eos)[:: state.beams.size, 0]
 
 
 def _forbid_repetition(state: DecodingState, log_probs: Tensor) -> None:
