@@ -55,9 +55,15 @@ decoding=(
 fitting=(--freeze-base --identity-first-head --head-loss mean) fitted="base, frozen"
 if [ "$FINE_TUNE" != 0 ]; then fitting=() fitted="fine-tuned"; fi
 
-# row TITLE MODEL FILE [COLUMN]: one line of the table
+# decode NAME MESSAGE OPTIONS...: decode the test set into NAME.out; NAME.log has the counts
+decode() {
+    runner stage "$results/$1.out" "$2" "$results/$1.log" \
+        bash -c '"${@:2}" >"$1"' bash "$results/$1.out.partial" "${decoding[@]}" "${@:3}"
+}
+
+# row TITLE MODEL NAME [COLUMN]: one line of the table
 row() {
-    printf '| %s | %s | %s | %s |\n' "$1" "$2" "$(cut -d ' ' -f 4 "$results/$3")" \
+    printf '| %s | %s | %s | %s |\n' "$1" "$2" "$(sed -n 's/.* \([0-9.]*\) tokens per iteration.*/\1/p' "$results/$3.log" | tail -n 1)" \
         "$(sed -n "s/^${4:-$3}: PSNR \([0-9.]*\|inf\) dB.*/\1/p" "$logs/images.log")"
 }
 
@@ -78,10 +84,10 @@ runner train "$models/blockwise" "4. train $BLOCKWISE_HEADS heads with it" "$log
     fairseq-train "$bin/binarised" --arch blockwise_transformer "${training[@]}" --lr "$BLOCKWISE_LR" --dropout 0 --base-path "$base" \
     --blockwise-heads "$BLOCKWISE_HEADS" --criterion blockwise_loss "${fitting[@]}" --max-epoch "$BLOCKWISE_EPOCHS" \
     --max-update "$BLOCKWISE_UPDATES"
-runner measure "$results/greedy" "5. decode greedily with the base model" "${decoding[@]}" --path "$base" --decoder greedy
-runner measure "$results/exact" "6. decode blockwise" "${decoding[@]}" --path "$blockwise" --decoder blockwise --fixed-width
-runner measure "$results/approximate" "7. decode blockwise, accepting intensities up to $EPSILON away" \
-    "${decoding[@]}" --path "$blockwise" --decoder blockwise --accept-distance "$EPSILON"
+decode greedy "5. decode greedily with the base model" --path "$base" --decoder greedy
+decode exact "6. decode blockwise" --path "$blockwise" --decoder blockwise --fixed-width
+decode approximate "7. decode blockwise, accepting intensities up to $EPSILON away" \
+    --path "$blockwise" --decoder blockwise --accept-distance "$EPSILON"
 runner stage "$results/images.png" "8. draw $results/images.png" "$logs/images.log" \
     python -m train_scripts.tools super-resolution-images "$results/images.png.partial" \
     "$results/greedy.out" "$results/exact.out" "$results/approximate.out" --tiles "$TILES" --names "greedy,exact,eps = $EPSILON"

@@ -3,7 +3,6 @@
     recipe [--dry-run] [--skip STAGES] [--only STAGES]   run a recipe, whose settings are environment variables
     stage OUTPUT MESSAGE LOG COMMAND...                  run a command that writes OUTPUT or OUTPUT.partial
     train FOLDER MESSAGE LOG MINUTES COMMAND...          run fairseq-train, or resume it
-    measure CELL MESSAGE COMMAND...                      run fairseq-generate, and write BLEU and counts to CELL
     log LOG COMMAND...                                   run a command; if it fails, print the end of its log
 
 A command whose output exists is skipped. The variable LOCK names a lock file, held until the end.
@@ -73,28 +72,10 @@ def train_once(folder: str, message: str, log: str, limit: str, *command: str) -
     stages.stage(Path(folder), message, lambda: train(Path(folder), Path(log), float(limit), shlex.join(command)))
 
 
-def measure(cell: str, message: str, *command: str) -> None:
-    """Decode into CELL.out and CELL.log, and write BLEU, tokens, iterations and tokens per iteration to CELL."""
-    out, log, partial = (Path(f"{cell}.{end}") for end in ("out", "log", "partial"))
-
-    def make() -> None:
-        run(shlex.join(command), log=log, out=out)
-        bleu = re.search(r"^Generate .*?BLEU[^=]* = ([\d.]+)", out.read_text(encoding="utf-8"), re.MULTILINE)
-        counted = r" sentences?, (\d+) tokens?, (\d+) iterations?, ([\d.]+) tokens per iteration"
-        counts = re.findall(counted, log.read_text(encoding="utf-8"))
-        if bleu is None or not counts:
-            raise RecipeError(f"{out}: fairseq-generate printed no BLEU or no counts; see {log}")
-        partial.write_text(" ".join([bleu[1], *counts[-1]]) + "\n", encoding="utf-8")
-        partial.rename(cell)
-
-    stages.stage(Path(cell), message, make)
-
-
 COMMANDS: dict[str, Callable[..., None]] = {
     "recipe": recipe,
     "stage": stage,
     "train": train_once,
-    "measure": measure,
     "log": lambda log, *command: run(shlex.join(command), log=Path(log)),
 }
 
