@@ -3,7 +3,6 @@
 The verifier is scripted to give the paper's output; the tests check drafts and ends of blocks.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,56 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.methods.iad import source_copy_drafter
-from fairseq_plugins.decoding.reference.drafters import Drafter
 from fairseq_plugins.decoding.reference.drafters.heads import BlockwiseDrafter
 from fairseq_plugins.decoding.reference.drafters.jacobi import JacobiDrafter
-from fairseq_plugins.decoding.reference.engine import Engine
-from fairseq_plugins.decoding.reference.search import GreedySearch
-from fairseq_plugins.decoding.reference.state import DecodingState, Draft, Verification
+from tests.decoding.methods.without_model import blocks_of
 from tests.strategies import DETERMINISTIC, example_count
-from tests.support import SpecDecTask, decode, ids, make_sample, make_task, make_transformer
-
-# (position, whether all before it is right) -> the verifier token
-Wish = Callable[[int, bool], int]
-
-
-class ScriptedVerifier:
-    """Predicts the token of a function at every position; its state is the number of the position."""
-
-    def __init__(self, output: list[int], size: int, wish: Wish | None = None) -> None:
-        self.engine = Engine()
-        self.output = output
-        self.size = size
-        self.wish = wish or (lambda position, right: output[min(position, len(output) - 1)])
-
-    def start(self, sample: dict[str, Any]) -> None:
-        pass
-
-    def select_rows(self, rows: torch.Tensor) -> None:
-        pass
-
-    def verify(self, state: DecodingState, draft: Draft) -> Verification:
-        begin, width = state.host_lengths[0], draft.tokens.size(1) + 1
-        drafted = draft.tokens[0].tolist()
-        best = [self.wish(begin + i, drafted[:i] == self.output[begin : begin + i]) for i in range(width)]
-        scores = torch.full((1, width, self.size), -20.0)
-        scores[0, torch.arange(width), torch.tensor(best)] = 0.0
-        positions = torch.arange(begin, begin + width, dtype=torch.float)
-        return Verification(scores.log_softmax(-1), torch.tensor([best]), positions[None, :, None])
-
-
-def run(
-    task: SpecDecTask, source: list[int], output: list[int], drafter: Drafter, wish: Wish | None = None
-) -> list[int]:
-    """Check the output; return the tokens emitted in every iteration."""
-    sample = make_sample(task, [len(source) - 1])
-    sample["net_input"]["src_tokens"] = torch.tensor([source])
-    method = Method(ScriptedVerifier(output, len(task.target_dictionary), wish), drafter, GreedySearch())
-    hypotheses, (stats,) = decode([make_transformer(task, ending=False)], task, sample, method, max_len_b=60)
-    assert ids(hypotheses)[0] == output
-    return stats.emitted
+from tests.support import SpecDecTask, make_task
 
 
 def numbered(*texts: list[str]) -> tuple[SpecDecTask, list[list[int]]]:
@@ -113,7 +68,7 @@ TABLE_2 = [
 def test_input_guided_decoding_table_2(text: str, printed: str) -> None:
     blocks = [len(block.split()) for block in printed.split("|")]
     task, (source, output) = numbered(text.split(), printed.replace("|", "").split())
-    gained = run(task, source, output, source_copy_drafter(task.target_dictionary.pad()))
+    gained = blocks_of(source_copy_drafter(task.target_dictionary.pad()), source, output, task=task)
     # The paper prints no EOS. It comes with the last block, or after a bifurcation there in an iteration of its own.
     if len(gained) > len(blocks):
         assert gained.pop() == 1 and printed.endswith("past .")
@@ -158,7 +113,7 @@ def test_blockwise_section_7_4() -> None:
     blocks = [len(line) for line in lines]
     task, (output, wrong) = numbered([word for line in lines for word in line][:-1], ["wrong"])
     model: Any = type("Model", (), {"decoder": ScriptedHeads(blocks, output, wrong[0])})
-    gained = run(task, output, output, BlockwiseDrafter(model, 10))
+    gained = blocks_of(BlockwiseDrafter(model, 10), output, output, task=task)
     # Section 4 merges a verification with the next prediction: the first call only predicts, and every call's own
     # token, which is head 1's, begins the block that the next call verifies. m tokens in the paper's steps + 1 calls.
     assert blocks == [10, 5, 4, 10, 2, 3]
@@ -186,7 +141,7 @@ def test_jacobi_in_the_worst_case_takes_an_iteration_per_token(settings: dict[st
         return output[min(position, len(output) - 1)] if right else 30 + next(turn) % 70
 
     drafter = JacobiDrafter(1, initial=task.target_dictionary.pad(), **settings)
-    assert run(task, [*range(50, 66), 2], output, drafter, wish) == [1] * len(output)
+    assert blocks_of(drafter, [*range(50, 66), 2], output, wish, task) == [1] * len(output)
 
 
 @settings(DETERMINISTIC, max_examples=example_count(60))
@@ -206,5 +161,5 @@ def test_jacobi_never_takes_more_iterations_than_tokens(
     def wish(position: int, right: bool) -> int:
         return output[position] if right and position < len(output) else noise.randint(2, 9)
 
-    gained = run(task, [4, 5, 6, 2], output, JacobiDrafter(1, initial=initial, **choice), wish)
+    gained = blocks_of(JacobiDrafter(1, initial=initial, **choice), [4, 5, 6, 2], output, wish, task)
     assert len(gained) <= len(output)

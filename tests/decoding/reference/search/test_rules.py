@@ -1,7 +1,6 @@
 """Acceptance rules against the equations, by hand and by slow loops."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.method import Method
-from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.search import GreedySearch
 from fairseq_plugins.decoding.reference.search.rules import (
     Rule,
@@ -20,8 +18,8 @@ from fairseq_plugins.decoding.reference.search.rules import (
     with_min_block,
     within_distance,
 )
-from fairseq_plugins.decoding.reference.state import DecodingState, Draft, Verification
-from fairseq_plugins.decoding.reference.verifier import verification
+from fairseq_plugins.decoding.reference.state import Draft, Verification
+from tests.decoding.methods.without_model import ScriptedVerifier
 from tests.strategies import DETERMINISTIC, example_count
 from tests.support import ScriptedDrafter, decode, ids, make_sample, make_task, make_transformer
 
@@ -174,7 +172,7 @@ V Gestern hat der Bürger@@ meister von Gut@@ acht eine klare Antwort auf diese 
 BEST_1, BEST_2 = {3: "Einzelheiten"}, {2: "Gut@@"}
 
 
-class PrintedVerifier:
+class PrintedVerifier(ScriptedVerifier):
     """A verifier whose best tokens are the V lines, followed by unacceptable ones.
 
     Args:
@@ -185,29 +183,17 @@ class PrintedVerifier:
     """
 
     def __init__(self, lines: list[list[str]], number: dict[str, int], best: dict[int, str], gap: float) -> None:
-        self.engine = Engine()
-        self.lines = iter(lines)
-        self.number = number
-        self.size = max(number.values()) + 1
-        self.best = best
-        self.gap = gap
+        super().__init__([], max(number.values()) + 1)
+        self.lines, self.number, self.best, self.gap = iter(lines), number, best, gap
 
-    def start(self, sample: dict[str, Any]) -> None:
-        pass
-
-    def select_rows(self, rows: torch.Tensor) -> None:
-        pass
-
-    def verify(self, state: DecodingState, draft: Draft) -> Verification:
-        line, begin = next(self.lines), state.host_lengths[0]
-        scores = torch.full((1, draft.tokens.size(1) + 1, self.size), -20.0)
-        for column in range(scores.size(1)):
-            position = begin + column
+    def scores(self, begin: int, drafted: list[int]) -> torch.Tensor:
+        line, scores = next(self.lines), torch.full((len(drafted) + 1, self.size), -20.0)
+        for position, row in enumerate(scores, begin):
             printed = line[position] if position < len(line) else "[EOS]"
-            scores[0, column, self.number[printed]] = 0.0
+            row[self.number[printed]] = 0.0
             if position in self.best and printed != self.best[position]:
-                scores[0, column, self.number[self.best[position]]] = self.gap
-        return verification(state, scores.log_softmax(-1))
+                row[self.number[self.best[position]]] = self.gap
+        return scores
 
 
 def replay(printed: str, rule: Rule, best: dict[int, str], gap: float = 0.8) -> tuple[str, list[int]]:
