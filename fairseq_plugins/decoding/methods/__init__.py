@@ -40,49 +40,41 @@ def decoder_help() -> str:
 
 def with_method_options(config: type) -> type:
     """Return the dataclass of a fairseq task's options, extended by those of all methods."""
-    declared = {declared.name for declared in fields(config)}
-    added = [(name, options[0].type, _field(options)) for name, options in _options().items() if name not in declared]
+    own = {declared.name for declared in fields(config)}
+    added = [(name, users[0][1].type, _field(users)) for name, users in _options().items() if name not in own]
     return make_dataclass(
         config.__name__.removeprefix("_"), added, bases=(config,), namespace={"__module__": config.__module__}
     )
 
 
-def _options() -> dict[str, list[Field[Any]]]:
-    """Return the declarations of every option with a help text, one for each method that has it."""
-    declarations: dict[str, list[Field[Any]]] = {}
+def _options() -> dict[str, list[tuple[str, Field[Any]]]]:
+    """Return every option with a help text: the methods that have it, and the declaration of each."""
+    users: dict[str, list[tuple[str, Field[Any]]]] = {}
     for spec in METHODS:
-        for option_field in fields(spec.options):
-            if "help" in option_field.metadata:
-                declarations.setdefault(option_field.name, []).append(option_field)
-    return declarations
+        for declared in fields(spec.options):
+            users.setdefault(declared.name, []).append((spec.name, declared))
+    return {name: of_option for name, of_option in users.items() if any("help" in own.metadata for _, own in of_option)}
 
 
-def _users(name: str, help: str | None = None) -> list[str]:
-    """Return the names of the methods that have an option, with this help text if one is given."""
-    return [
-        spec.name
-        for spec in METHODS
-        for option_field in fields(spec.options)
-        if option_field.name == name and help in (None, option_field.metadata.get("help"))
-    ]
-
-
-def _field(declarations: list[Field[Any]]) -> Any:
-    texts = dict.fromkeys(declared.metadata["help"] for declared in declarations)
-    help = "; ".join(f"{', '.join(_users(declarations[0].name, text))}: {text}" for text in texts)
-    return field(default=declarations[0].default, metadata={"help": help})
+def _field(users: list[tuple[str, Field[Any]]]) -> Any:
+    texts: dict[str, list[str]] = {}
+    for name, declared in users:
+        if "help" in declared.metadata:
+            texts.setdefault(declared.metadata["help"], []).append(name)
+    help = "; ".join(f"{', '.join(names)}: {text}" for text, names in texts.items())
+    return field(default=users[0][1].default, metadata={"help": help})
 
 
 def check_options(cfg: Any) -> None:
     """Raise ConfigurationError for decoding options that contradict each other or belong to another method."""
     spec = find(cfg.decoding_method)
     own = {option.name for option in fields(spec.options)}
-    for name, declarations in _options().items():
-        value, default = getattr(cfg, name), declarations[0].default
-        is_ignored = all(declared.metadata["ignored_by_other_methods"] for declared in declarations)
-        if name not in own and not is_ignored and plain(value) != default:
+    for name, users in _options().items():
+        value = getattr(cfg, name)
+        is_ignored = all(declared.metadata.get("ignored_by_other_methods", True) for _, declared in users)
+        if name not in own and not is_ignored and plain(value) != users[0][1].default:
             given = None if value is True else plain(value)
-            first, *others = _users(name)
+            first, *others = (user for user, _ in users)
             problem = f"is for {', '.join([f'{{--decoder {first}}}', *others])}, not {spec.name}"
             raise ConfigurationError(flag(name), given, problem)
     options = spec.read(cfg)
