@@ -4,26 +4,22 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, overload
+from typing import Any
 
 import torch
 from fairseq.token_generation_constraints import pack_constraints
 from torch import Tensor
 
-from fairseq_plugins.api.constraints import constraint_ids
-from fairseq_plugins.api.drafts import check_drafts, cut_texts
 from fairseq_plugins.api.generators import CallSearch, Generators
 from fairseq_plugins.api.inputs import check_characters, check_string, warn_of_lines
-from fairseq_plugins.api.results import CallStatistics, RecordedStats, Translation, emitted_of
+from fairseq_plugins.api.results import CallStatistics, RecordedStats, Translation
+from fairseq_plugins.api.sentences import Input, Subwords, cut_texts, inputs_of
 from fairseq_plugins.api.text import TextCoder
 from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.forks import usable_in_forks
-
-DraftIds = Sequence[Sequence[Sequence[int]]]
-"""Target ids of the drafts of each sentence."""
 
 
 class BatchDecoder:
@@ -49,7 +45,7 @@ class BatchDecoder:
         # Build a generator, so that options that do not fit the model fail here, not at the first sentence.
         self._give_back(self._take(self._generators.search({})))
         # The task may put a language token before each source.
-        blank = session.batch(self._dataset([self._text.source([])]), [0])
+        blank = self._sample([Input(self._text.source([]))])
         self.max_source_tokens: int = session.max_positions[0] + 1 - int(blank["net_input"]["src_lengths"][0])
 
     @property
@@ -71,21 +67,18 @@ class BatchDecoder:
             raise ConfigurationError(name, None, problem, 'split it, or leave it out with on_error="skip"')
         return source
 
-    def _draft_ids(
-        self, drafts: Sequence[Sequence[Sequence[str]]] | None, sentences: int
-    ) -> list[list[list[int]]] | None:
-        """Return the token ids of each sentence's drafts."""
-        if drafts is None:
-            return None
-        check_drafts(drafts, sentences, self._spec.name)
-        return [[self._text.target(draft) for draft in of_sentence] for of_sentence in drafts]
-
-    def _constraint_ids(
-        self, phrases: Sequence[Sequence[Sequence[str]]] | None, sentences: int
-    ) -> list[list[Tensor]] | None:
-        """Return the token ids of each sentence's phrases."""
-        target = self._session.task.target_dictionary
-        return None if phrases is None else constraint_ids(phrases, sentences, target)
+    def _inputs(
+        self,
+        sources: Sequence[Tensor | None],
+        drafts: Subwords | None = None,
+        constraints: Subwords | None = None,
+        numbers: Sequence[int] | None = None,
+    ) -> list[Input]:
+        """Return the sentences of a call: see `inputs_of`; raise ConfigurationError if the decoder takes no drafts."""
+        if drafts is not None and self._spec.name != "reuse":
+            problem = f"are not for decoder {self._spec.name}"
+            raise ConfigurationError("--drafts", None, problem, "load with {--decoder reuse}")
+        return inputs_of(sources, drafts, constraints, numbers, self._session.task.target_dictionary)
 
     def _cut(self, given: Any, argument: str, is_one: bool) -> list[list[list[str]]] | None:
         """Return target texts, those of one sentence or of several, as subwords."""
@@ -115,97 +108,67 @@ class BatchDecoder:
         with self._lock:
             self._generators.give_back(generator)
 
-    def _dataset(self, sources: Sequence[Tensor]) -> Any:
-        dataset = self._session.task.build_dataset_for_inference(sources, [len(source) for source in sources])
-        dataset.ordered_indices()  # else fairseq's multilingual_translation has no sentences
-        return dataset
-
-    @overload
     def _decode(
-        self,
-        sources: Sequence[Tensor],
-        search: CallSearch,
-        drafts: DraftIds | None = ...,
-        places: Sequence[int] | None = ...,
-        constraints: Sequence[list[Tensor]] | None = ...,
-    ) -> list[Translation]: ...
-    @overload
-    def _decode(
-        self,
-        sources: Sequence[Tensor | None],
-        search: CallSearch,
-        drafts: DraftIds | None = ...,
-        places: Sequence[int] | None = ...,
-        constraints: Sequence[list[Tensor]] | None = ...,
-    ) -> list[Translation | None]: ...
-
-    def _decode(
-        self,
-        sources: Sequence[Tensor | None],
-        search: CallSearch,
-        drafts: DraftIds | None = None,
-        places: Sequence[int] | None = None,
-        constraints: Sequence[list[Tensor]] | None = None,
-    ) -> Any:
-        """Decode sentences in batches of similar length, and add them to the statistics of this thread's call.
+        self, inputs: Sequence[Input], search: CallSearch, statistics: CallStatistics | None = None
+    ) -> list[Translation]:
+        """Decode the sentences of a call in batches of similar length.
 
         Args:
-            sources: ids [S] of each sentence, with EOS; None for one that is left out, also of the result.
+            inputs: the sentences.
             search: options of the call.
-            drafts: target ids of each sentence's drafts.
-            places: numbers of the sentences, by which samples differ; None for 0, 1, 2 ...
-            constraints: target ids of the phrases that the output of each sentence contains.
-
-        Raises:
-            ConfigurationError: for a blank sentence with constraints.
+            statistics: of this thread's call, to be added to; None for new ones.
         """
-        statistics = self._thread.statistics
-        given = {number: source for number, source in enumerate(sources) if source is not None}
-        # The number of a sentence in the call is its id, also beside one that is left out.
-        rows = [self._text.source([]) if source is None else source for source in sources]
-        # Given EOS alone, a model hallucinates a sentence.
-        blank = [number for number, source in given.items() if len(source) == 1]
-        if constraints is not None and any(constraints[number] for number in blank):
-            number = next(number for number in blank if constraints[number])
-            problem = "the text is blank, so its translation is"
-            raise ConfigurationError(f"constraints[{number}]", None, problem, "give None")
-        translations = {number: self._blank() for number in blank}
+        statistics = self._thread.statistics = CallStatistics() if statistics is None else statistics
+        translations = {place: self._blank() for place, one in enumerate(inputs) if one.is_blank}
         for translation in translations.values():
             statistics.add(translation)
-        order = sorted(given.keys() - set(blank), key=lambda number: (len(given[number]), number))
+        order = sorted(
+            set(range(len(inputs))) - translations.keys(), key=lambda place: (len(inputs[place].source), place)
+        )
         generator = self._take(search)
         try:
             for start in range(0, len(order), search.batch_size):
-                numbers = order[start : start + search.batch_size]
+                places = order[start : start + search.batch_size]
                 with self._turn():
-                    sample = self._session.batch(self._dataset(rows), numbers)
-                    if places is not None:
-                        sample["numbers"] = torch.tensor([places[number] for number in sample["id"].tolist()])
-                    if drafts is not None:
-                        sample["drafts"] = [drafts[number] for number in sample["id"].tolist()]
-                    if constraints is not None:
-                        sample["constraints"] = pack_constraints([constraints[n] for n in sample["id"].tolist()])
-                    for number, translation in self._decode_batch(generator, sample, search.num_hypotheses, statistics):
-                        translations[number] = translation
+                    for number, translation in self._decode_batch(
+                        generator, [inputs[place] for place in places], search
+                    ):
+                        translations[places[number]] = translation
                         statistics.add(translation)
         finally:
             self._give_back(generator)
-        return [translations.get(number) for number in range(len(sources))]
+        return [translations[place] for place in range(len(inputs))]
 
     def _blank(self) -> Translation:
         return Translation("", [], 0.0, [], None if self._spec.build is None else [])
 
+    def _sample(self, inputs: Sequence[Input]) -> dict[str, Any]:
+        """Return the fairseq batch of sentences; their ids are their places."""
+        sources = [one.source for one in inputs]
+        dataset = self._session.task.build_dataset_for_inference(sources, [len(source) for source in sources])
+        dataset.ordered_indices()  # else fairseq's multilingual_translation has no sentences
+        sample = self._session.batch(dataset, range(len(inputs)))
+        rows = [inputs[place] for place in sample["id"].tolist()]
+        sample["numbers"] = torch.tensor([one.number for one in rows])
+        if any(one.drafts is not None for one in rows):
+            sample["drafts"] = [one.drafts or [] for one in rows]
+        if any(one.constraints is not None for one in rows):
+            phrases = [[torch.tensor(phrase) for phrase in one.constraints or []] for one in rows]
+            sample["constraints"] = pack_constraints(phrases)
+        return sample
+
     def _decode_batch(
-        self, generator: Any, sample: dict[str, Any], num_hypotheses: int, statistics: CallStatistics
+        self, generator: Any, inputs: Sequence[Input], search: CallSearch
     ) -> Iterator[tuple[int, Translation]]:
+        sample = self._sample(inputs)
         getattr(generator, "backend", None)  # set up before the clock starts
         started = time.perf_counter()
         hypotheses = self._session.decode(generator, sample)
-        statistics.seconds += time.perf_counter() - started
+        self.statistics.seconds += time.perf_counter() - started
         stats = getattr(generator, "stats", None)
         counted = stats.take() if isinstance(stats, RecordedStats) else {}
-        for number, of_sentence in zip(sample["id"].tolist(), hypotheses, strict=True):
-            yield number, self._translation(of_sentence[:num_hypotheses], emitted_of(counted.get(number, [])))
+        for place, of_sentence in zip(sample["id"].tolist(), hypotheses, strict=True):
+            yield place, self._translation(of_sentence[: search.num_hypotheses], counted.get(place, []))
 
     def _translation(self, hypotheses: Sequence[dict[str, Any]], emitted: Sequence[list[int]]) -> Translation:
         """Return the translation of a sentence.

@@ -103,3 +103,9 @@ def attempted(items: Iterable[T], read: Callable[[T, int], Result], on_error: On
                 raise
             results.append(None)
     return results
+
+
+def in_place(readings: Sequence[object], results: Iterable[T]) -> list[T | None]:
+    """Return the results of what `attempted` has read, in their places; None for what is left out."""
+    left = iter(results)
+    return [None if reading is None else next(left) for reading in readings]

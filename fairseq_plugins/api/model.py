@@ -5,13 +5,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Literal, Unpack, overload
 
-import torch
 from torch import Tensor
 
 from fairseq_plugins.api import live
 from fairseq_plugins.api.batches import BatchDecoder
-from fairseq_plugins.api.constraints import Phrases
-from fairseq_plugins.api.drafts import Drafts
 from fairseq_plugins.api.generators import CallSearch
 from fairseq_plugins.api.inputs import (
     OnError,
@@ -22,10 +19,12 @@ from fairseq_plugins.api.inputs import (
     check_string,
     check_tokens,
     check_words,
+    in_place,
     texts_of,
 )
 from fairseq_plugins.api.options import CallOptions, SearchOptions
-from fairseq_plugins.api.results import CallStatistics, Step, Translation, emitted_of
+from fairseq_plugins.api.results import CallStatistics, Step, Translation
+from fairseq_plugins.api.sentences import Input, Subwords, TargetTexts
 from fairseq_plugins.api.service import MAX_BEAM, MAX_SENTENCES, Service
 from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.data.sentences import join_text, split_text
@@ -91,8 +90,8 @@ class Model(BatchDecoder):
         self,
         text: str,
         *,
-        drafts: Drafts = ...,
-        constraints: Phrases = ...,
+        drafts: TargetTexts = ...,
+        constraints: TargetTexts = ...,
         return_scores: Literal[False] = ...,
         **options: Unpack[CallOptions],
     ) -> str: ...
@@ -101,8 +100,8 @@ class Model(BatchDecoder):
         self,
         text: str,
         *,
-        drafts: Drafts = ...,
-        constraints: Phrases = ...,
+        drafts: TargetTexts = ...,
+        constraints: TargetTexts = ...,
         return_scores: Literal[True],
         **options: Unpack[CallOptions],
     ) -> Translation: ...
@@ -111,8 +110,8 @@ class Model(BatchDecoder):
         self,
         text: Texts,
         *,
-        drafts: Sequence[Drafts] | None = ...,
-        constraints: Sequence[Phrases] | None = ...,
+        drafts: Sequence[TargetTexts] | None = ...,
+        constraints: Sequence[TargetTexts] | None = ...,
         return_scores: Literal[False] = ...,
         split: Split | None = ...,
         on_error: Literal["raise"] = ...,
@@ -123,8 +122,8 @@ class Model(BatchDecoder):
         self,
         text: Texts,
         *,
-        drafts: Sequence[Drafts] | None = ...,
-        constraints: Sequence[Phrases] | None = ...,
+        drafts: Sequence[TargetTexts] | None = ...,
+        constraints: Sequence[TargetTexts] | None = ...,
         return_scores: Literal[True],
         on_error: Literal["raise"] = ...,
         **options: Unpack[CallOptions],
@@ -134,8 +133,8 @@ class Model(BatchDecoder):
         self,
         text: Texts,
         *,
-        drafts: Sequence[Drafts] | None = ...,
-        constraints: Sequence[Phrases] | None = ...,
+        drafts: Sequence[TargetTexts] | None = ...,
+        constraints: Sequence[TargetTexts] | None = ...,
         return_scores: Literal[False] = ...,
         split: Split | None = ...,
         on_error: Literal["skip"],
@@ -146,8 +145,8 @@ class Model(BatchDecoder):
         self,
         text: Texts,
         *,
-        drafts: Sequence[Drafts] | None = ...,
-        constraints: Sequence[Phrases] | None = ...,
+        drafts: Sequence[TargetTexts] | None = ...,
+        constraints: Sequence[TargetTexts] | None = ...,
         return_scores: Literal[True],
         on_error: Literal["skip"],
         **options: Unpack[CallOptions],
@@ -157,8 +156,8 @@ class Model(BatchDecoder):
         self,
         text: str | Texts,
         *,
-        drafts: Drafts | Sequence[Drafts] = None,
-        constraints: Phrases | Sequence[Phrases] = None,
+        drafts: TargetTexts | Sequence[TargetTexts] = None,
+        constraints: TargetTexts | Sequence[TargetTexts] = None,
         return_scores: bool = False,
         split: Split | None = None,
         on_error: OnError = "raise",
@@ -197,20 +196,13 @@ class Model(BatchDecoder):
         if split is not None and other is not None:
             problem = f"sentences have no {other} of their own"
             raise ConfigurationError("--split", split, problem, "leave one of them out")
-        self._thread.statistics = CallStatistics()
         texts, is_one = texts_of(text), isinstance(text, str)
         names = ["text"] if is_one else [f"text[{number}]" for number in range(len(texts))]
-        ids = self._draft_ids(self._cut(drafts, "drafts", is_one), len(texts))
-        phrases = self._constraint_ids(self._cut(constraints, "constraints", is_one), len(texts))
+        cut_drafts, phrases = self._cut(drafts, "drafts", is_one), self._cut(constraints, "constraints", is_one)
         if split is None:
-            translations: list[Any] = self._decode(
-                attempted(texts, lambda one, number: self._encode(one, names[number]), on_error),
-                search,
-                ids,
-                constraints=phrases,
-            )
-            if not return_scores:
-                translations = [translation and translation.text for translation in translations]
+            sources = attempted(texts, lambda one, number: self._encode(one, names[number]), on_error)
+            decoded = self._decode(self._inputs(sources, cut_drafts, phrases), search)
+            translations: list[Any] = in_place(sources, decoded if return_scores else [one.text for one in decoded])
         else:
             translations = self._translate_split(texts, names, search, on_error)
         return translations[0] if is_one else translations
@@ -229,21 +221,19 @@ class Model(BatchDecoder):
 
         readings = attempted(texts, read, on_error)
         sources = [source for reading in readings if reading is not None for source in reading[1]]
-        translations = iter(self._decode(sources, search))
-        joined: list[str | None] = []
-        for reading in readings:
-            separators = [] if reading is None else reading[0]
-            # One translation for each separator.
-            pairs = [(next(translations).text, separator) for separator in separators]
-            joined.append(None if reading is None else join_text(pairs, self.target_lang))
-        return joined
+        translations = iter(self._decode(self._inputs(sources), search))
+        # One translation for each separator.
+        pairs = [
+            [(next(translations).text, after) for after in reading[0]] for reading in readings if reading is not None
+        ]
+        return in_place(readings, [join_text(of_text, self.target_lang) for of_text in pairs])
 
     def translate_batch(
         self,
         tokens: Sequence[Sequence[str]],
         *,
-        drafts: Sequence[Sequence[Sequence[str]]] | None = None,
-        constraints: Sequence[Sequence[Sequence[str]]] | None = None,
+        drafts: Subwords | None = None,
+        constraints: Subwords | None = None,
         numbers: Sequence[int] | None = None,
         **options: Unpack[CallOptions],
     ) -> list[Translation]:
@@ -260,11 +250,9 @@ class Model(BatchDecoder):
             ConfigurationError, TypeError: as for `translate`.
         """
         search = self._generators.search(options, constraints is not None)
-        self._thread.statistics = CallStatistics()
         check_tokens(tokens)
-        ids = self._draft_ids(drafts, len(tokens))
         sources = [self._source(words, f"tokens[{number}]") for number, words in enumerate(tokens)]
-        return self._decode(sources, search, ids, numbers, self._constraint_ids(constraints, len(tokens)))
+        return self._decode(self._inputs(sources, drafts, constraints, numbers), search)
 
     @overload
     def translate_iterable(
@@ -299,9 +287,9 @@ class Model(BatchDecoder):
     def _lazily(self, texts: Iterator[str], search: CallSearch, on_error: OnError) -> Iterator[Translation | None]:
         statistics, before = CallStatistics(), 0
         while chunk := list(islice(texts, search.batch_size * _BATCHES_AHEAD)):
-            self._thread.statistics = statistics
             sources = attempted(chunk, lambda text, number: self._encode(text, f"texts[{before + number}]"), on_error)  # noqa: B023
-            yield from self._decode(sources, search, None, range(before, before + len(chunk)))
+            inputs = self._inputs(sources, numbers=range(before, before + len(chunk)))
+            yield from in_place(sources, self._decode(inputs, search, statistics))
             before += len(chunk)
 
     def stream(self, text: str, **options: Unpack[SearchOptions]) -> Iterator[Step]:
@@ -318,8 +306,8 @@ class Model(BatchDecoder):
             ConfigurationError: for a decoder that keeps several hypotheses, or a sentence that is too long.
         """
         self._check_streams()
-        source = self._encode(text, "text")
-        if len(source) == 1:
+        source = Input(self._encode(text, "text"))
+        if source.is_blank:
             self._thread.statistics = CallStatistics(sentences=1)
             return iter([Step([], 0, 0, "", finished=True)])
         return self._stream(source, self._generators.search(options))
@@ -329,16 +317,10 @@ class Model(BatchDecoder):
             problem = "searches with several hypotheses, of which none grows by itself"
             raise ConfigurationError("--decoder", self.decoder, problem, "use another decoder")
 
-    def _stream(
-        self, source: Tensor, search: CallSearch, drafts: Sequence[Sequence[int]] | None = None, place: int = 0
-    ) -> Generator[Step, None, Translation]:
+    def _stream(self, source: Input, search: CallSearch) -> Generator[Step, None, Translation]:
         generator = self._take(search)
         statistics = self._thread.statistics = CallStatistics()
-        sample = self._session.batch(self._dataset([source]), [0])
-        sample["numbers"] = torch.tensor([place])
-        if drafts is not None:
-            sample["drafts"] = [drafts]
-        iterations = self._session.steps(generator, sample)
+        iterations = self._session.steps(generator, self._sample([source]))
         output: list[int] = []
         try:
             while True:
@@ -347,7 +329,7 @@ class Model(BatchDecoder):
                     try:
                         step = self._step(next(iterations)[0], output)
                     except StopIteration as end:
-                        translation = self._translation(end.value[0][:1], emitted_of(generator.stats.take()[0]))
+                        translation = self._translation(end.value[0][:1], generator.stats.take()[0])
                         statistics.add(translation)
                         return translation
                     finally:

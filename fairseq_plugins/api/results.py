@@ -90,18 +90,13 @@ class RecordedStats(DecodingStats):
 
     def __init__(self, decoder: str) -> None:
         super().__init__(decoder)
-        self._recorded: dict[int, list[SentenceStats]] = {}
+        self._recorded: dict[int, list[list[int]]] = {}
 
     def record(self, batch: Sequence[SentenceStats], seconds: float) -> None:
         for sentence in batch:
-            self._recorded.setdefault(sentence.id, []).append(sentence)
+            self._recorded.setdefault(sentence.id, []).append(sentence.emitted)
 
-    def take(self) -> dict[int, list[SentenceStats]]:
-        """Return the recorded sentences by their numbers, several of one for its samples, and forget them."""
+    def take(self) -> dict[int, list[list[int]]]:
+        """Return the tokens that each iteration emitted, by sentence, for each of its samples; and forget them."""
         taken, self._recorded = self._recorded, {}
         return taken
-
-
-def emitted_of(counted: Sequence[SentenceStats]) -> list[list[int]]:
-    """Return the tokens that each iteration emitted, for each of the outputs counted."""
-    return [sentence.emitted for sentence in counted]

@@ -1,6 +1,5 @@
 """A service: sentences of many threads join and leave one running batch."""
 
-import itertools
 import queue
 import threading
 import weakref
@@ -8,11 +7,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, Unpack
 
-from fairseq_plugins.api.constraints import Phrases
-from fairseq_plugins.api.drafts import Drafts, cut_texts
-from fairseq_plugins.api.jobs import Job, OnStep, ServiceEngine
+from fairseq_plugins.api.jobs import Job, OnStep
 from fairseq_plugins.api.options import CallOptions, SearchOptions
 from fairseq_plugins.api.results import Step, Translation
+from fairseq_plugins.api.sentences import TargetTexts
 from fairseq_plugins.api.service_engines import ContinuousEngine, WholeBatches
 from fairseq_plugins.decoding.kernel_module import Unsupported
 from fairseq_plugins.errors import ConfigurationError
@@ -63,12 +61,11 @@ class Service:
             raise ConfigurationError("--max-beam", max_beam, remedy="give at least 1")
         self._model = model
         self._max_sentences, self._max_beam = max_sentences, max_beam
-        self._numbers = itertools.count()
-        self._jobs: dict[int, Job] = {}
+        self._jobs: set[Job] = set()
         self._lock = threading.Lock()
         self._is_closed = False
         self._all_ended = threading.Condition(self._lock)
-        self._engines: list[ServiceEngine] = []  # the first one that takes a job decodes it
+        self._engines: list[ContinuousEngine | WholeBatches] = []  # the first one that takes a job decodes it
         try:
             self._engines.append(ContinuousEngine(model, threads, max_beam))
             self.engine = self._engines[0].name
@@ -93,8 +90,8 @@ class Service:
         self,
         text: str,
         *,
-        drafts: Drafts = None,
-        constraints: Phrases = None,
+        drafts: TargetTexts = None,
+        constraints: TargetTexts = None,
         on_step: OnStep | None = None,
         number: int = 0,
         **options: Unpack[CallOptions],
@@ -118,7 +115,7 @@ class Service:
             ConfigurationError: as for `Model.translate`; for a beam, or a number of samples, above `max_beam`.
         """
         job = self._job(text, drafts, constraints, on_step, number, options)
-        if len(job.source) == 1 and not job.constraints:
+        if job.input.is_blank:
             if on_step is not None:
                 on_step(Step([], 0, 0, "", finished=True))
             job.end(self._model._blank())
@@ -128,7 +125,7 @@ class Service:
                 raise ServiceClosed("the service is closed")
             if len(self._jobs) >= self._max_sentences:
                 raise ServiceFull(f"{len(self._jobs)} sentences have not ended; try again later")
-            self._jobs[job.number] = job
+            self._jobs.add(job)
         engine = next(engine for engine in self._engines if engine.takes(job))
         try:
             engine.admit(job)
@@ -138,7 +135,7 @@ class Service:
         job.future.add_done_callback(lambda future: self._ended(job, engine, future))
         return job.future
 
-    def stream(self, text: str, *, drafts: Drafts = None, **options: Unpack[SearchOptions]) -> Iterator[Step]:
+    def stream(self, text: str, *, drafts: TargetTexts = None, **options: Unpack[SearchOptions]) -> Iterator[Step]:
         """Translate a sentence and yield each iteration, as `Model.stream`; leaving the iterator drops the sentence.
 
         Raises:
@@ -170,14 +167,20 @@ class Service:
         with self._lock:
             self._is_closed = True
             has_ended = self._all_ended.wait_for(lambda: not self._jobs, seconds)
-            left = list(self._jobs.values())
+            left = list(self._jobs)
         for job in left:
             job.end(ServiceClosed("the service was closed before the sentence ended"))
         self._finalizer()
         return has_ended
 
     def _job(
-        self, text: str, drafts: Drafts, constraints: Phrases, on_step: OnStep | None, place: int, options: Any
+        self,
+        text: str,
+        drafts: TargetTexts,
+        constraints: TargetTexts,
+        on_step: OnStep | None,
+        number: int,
+        options: Any,
     ) -> Job:
         model = self._model
         search = model._generators.search(options, constraints is not None)
@@ -188,26 +191,25 @@ class Service:
             model._check_streams()
             if search.beam > 1:
                 raise ConfigurationError("--nbest", search.beam, "a stream is of one sample", "leave it out")
-        source, ids = model._encode(text, "text"), None
-        if drafts is not None:
-            by_sentence = model._draft_ids(cut_texts([drafts], "drafts", model.tokenize), 1)
-            ids = None if by_sentence is None else by_sentence[0]
-        phrases = model._constraint_ids(model._cut(constraints, "constraints", is_one=True), 1)
-        own = None if phrases is None else phrases[0]
-        return Job(next(self._numbers), source, search, ids, place, on_step, constraints=own)
+        source = model._encode(text, "text")
+        given = (model._cut(drafts, "drafts", is_one=True), model._cut(constraints, "constraints", is_one=True))
+        (sentence,) = model._inputs([source], *given, [number])
+        return Job(sentence, search, on_step)
 
-    def _ended(self, job: Job, engine: ServiceEngine, future: "Future[Translation]") -> None:
+    def _ended(self, job: Job, engine: ContinuousEngine | WholeBatches, future: "Future[Translation]") -> None:
         if future.cancelled() or isinstance(future.exception(), (ServiceClosed, CancelledError)):
             engine.cancel(job)
+        if future.cancelled():
+            future.set_running_or_notify_cancel()  # else `concurrent.futures.wait` waits for it without end
         self._forget(job)
 
     def _forget(self, job: Job) -> None:
         with self._lock:
-            self._jobs.pop(job.number, None)
+            self._jobs.discard(job)
             if not self._jobs:
                 self._all_ended.notify_all()
 
 
-def _close(engines: Iterable[ServiceEngine]) -> None:
+def _close(engines: Iterable[ContinuousEngine | WholeBatches]) -> None:
     for engine in engines:
         engine.close()

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from fairseq.utils import extract_hard_alignment
-from torch import Tensor
 
 from fairseq_plugins.api.generators import configure
 from fairseq_plugins.api.jobs import Job
-from fairseq_plugins.api.results import CallStatistics, RecordedStats, Translation
+from fairseq_plugins.api.results import RecordedStats, Translation
+from fairseq_plugins.api.sentences import Input
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.decoded import Decoded, StepOutput
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
@@ -66,7 +66,7 @@ class ContinuousEngine:
             generator.stats = RecordedStats(model.decoder)
             self._generator = generator
             self._arguments = self._constant_arguments()
-            _, limits, self._first_token = self._request(model._text.source([]), None)
+            _, limits, self._first_token = self._request(Input(model._text.source([])))
             self._batch = RunningBatch(
                 generator.backend,
                 replace(limits, max_len=min(generator.max_len - 1, _MAX_POSITIONS), prefix=None),
@@ -81,14 +81,14 @@ class ContinuousEngine:
         self._thread.start()
 
     def takes(self, job: Job) -> bool:
-        return job.constraints is None and (self._batch.samples or not job.search.samples)
+        return job.input.constraints is None and (self._batch.samples or not job.search.samples)
 
     def admit(self, job: Job) -> None:
         drawing = job.search.drawing
         with self._lock:
             check_search_numbers(SimpleNamespace(**drawing))
             configure(self._generator, job.search)
-            sample, limits, first_token = self._request(job.source, job.drafts, job.place)
+            sample, limits, first_token = self._request(job.input)
         assert first_token == self._first_token
         topk, topp = (max(drawing[f"sampling_{name}"], 0) for name in ("topk", "topp"))
         sampling = Sampling(topk, topp, drawing["temperature"])
@@ -120,20 +120,21 @@ class ContinuousEngine:
             if self._jobs.pop(number, None) is not None and not self._is_closed:
                 self._batch.cancel(number)
 
-    def _request(
-        self, source: Tensor, drafts: list[list[int]] | None, place: int = 0
-    ) -> tuple[dict[str, Any], Constraints, int]:
+    def _request(self, sentence: Input) -> tuple[dict[str, Any], Constraints, int]:
         """Return the arguments of a backend for a sentence, with the prefix and first token of the task."""
         if self._arguments is None:
-            sample = self._session.batch(self._model._dataset([source]), [0])
-            arguments = self._session.arguments(sample)
-        else:
-            inputs = {"src_tokens": source[None], "src_lengths": torch.tensor([len(source)])}
-            sample, arguments = {"id": torch.zeros(1, dtype=torch.long), "net_input": inputs}, self._arguments
-        sample["numbers"] = torch.tensor([place])
-        if drafts is not None:
-            sample["drafts"] = [drafts]
-        return self._generator.request(sample, **arguments)
+            sample = self._model._sample([sentence])
+            return self._generator.request(sample, **self._session.arguments(sample))
+        source = sentence.source
+        inputs = {"src_tokens": source[None], "src_lengths": torch.tensor([len(source)])}
+        sample = {
+            "id": torch.zeros(1, dtype=torch.long),
+            "net_input": inputs,
+            "numbers": torch.tensor([sentence.number]),
+        }
+        if sentence.drafts is not None:
+            sample["drafts"] = [sentence.drafts]
+        return self._generator.request(sample, **self._arguments)
 
     def _constant_arguments(self) -> dict[str, Any] | None:
         """Return what the task passes to a generator, if it adds nothing to sources; else None.
@@ -144,7 +145,7 @@ class ContinuousEngine:
         found = []
         for length in (1, 3):
             source = torch.tensor([dictionary.unk()] * length + [dictionary.eos()])
-            sample = session.batch(self._model._dataset([source]), [0])
+            sample = self._model._sample([Input(source)])
             if sample["net_input"]["src_tokens"].tolist() != [source.tolist()]:
                 return None
             found.append(session.arguments(sample))
@@ -278,18 +279,12 @@ class WholeBatches:
 
     def _decode(self, jobs: list[Job]) -> None:
         model, first = self._model, jobs[0]
-        model._thread.statistics = CallStatistics()
         if first.on_step is None:
-            drafts = None
-            if any(job.drafts is not None for job in jobs):
-                drafts = [job.drafts or [] for job in jobs]
-            numbers = [job.place for job in jobs]
-            phrases = None if first.constraints is None else [job.constraints or [] for job in jobs]
-            translations = model._decode([job.source for job in jobs], first.search, drafts, numbers, phrases)
+            translations = model._decode([job.input for job in jobs], first.search)
             for job, translation in zip(jobs, translations, strict=True):
                 job.end(translation)
             return
-        iterations = model._stream(first.source, first.search, first.drafts, first.place)
+        iterations = model._stream(first.input, first.search)
         while True:
             try:
                 first.on_step(next(iterations))

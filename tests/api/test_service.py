@@ -2,7 +2,7 @@
 
 import threading
 import time
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
@@ -154,7 +154,7 @@ def test_a_full_service_refuses_and_cancelled_sentences_make_room(service: Servi
     futures = [service.submit(TEXTS[0], **ENDLESS) for _ in range(40)]
     with pytest.raises(ServiceFull, match="try again later"):
         service.submit(TEXTS[0])
-    assert all(future.cancel() for future in futures)
+    assert all(future.cancel() for future in futures) and not wait(futures, 5).not_done
     assert service.submit(TEXTS[0]).result(30).text
     with pytest.raises(CancelledError):
         futures[0].result()
@@ -190,6 +190,15 @@ def test_closing_waits_and_then_drops(model: Model) -> None:
     assert not service.close(0.01) and time.monotonic() - started < 10
     with pytest.raises(ServiceClosed):
         long.result(0)
+
+
+@pytest.mark.parametrize("options", [{}, {"no_compiled_steps": True}])
+def test_an_end_after_the_end_harms_nobody(options: dict[str, Any], model: Model) -> None:
+    """Closing a service ends sentences that its own thread may end at the same time."""
+    with (loaded("gad", **options) if options else model).service() as service:
+        ended = service.submit(TEXTS[1])
+        ended.set_exception(ServiceClosed())
+        assert service.submit(TEXTS[0]).result(30).text and service.submit(TEXTS[3]).result(30).text
 
 
 def test_numbers_that_make_no_service(model: Model) -> None:

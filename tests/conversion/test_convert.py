@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import fairseq_plugins
 from fairseq_plugins.api.model import Model
+from fairseq_plugins.api.sentences import Input
 from fairseq_plugins.conversion import cli
 from fairseq_plugins.conversion.vocabulary import read_names
 from fairseq_plugins.errors import ConfigurationError
@@ -99,7 +100,7 @@ def test_first_tokens_have_to_be_in_the_dictionary(tmp_path: Path) -> None:
         fairseq_plugins.load(out, device="cpu", forced_first_token="de_DE")
     model = fairseq_plugins.load(out, device="cpu")
     with error_about("--forced-first-token", "contradicts --prefix-size"):
-        sample = model._session.batch(model._dataset([model._text.source(["w7"])]), [0])
+        sample = model._sample([Input(model._text.source(["w7"]))])
         model._session.task.inference_step(None, [], sample, prefix_tokens=torch.tensor([[0]]))
 
 
