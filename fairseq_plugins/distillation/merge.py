@@ -70,21 +70,20 @@ def read_all(folder: Path, subset: str, data: str, count: int) -> tuple[dict[str
     if number is None:
         problem = f"has no shards of {subset}"
         raise ConfigurationError("--shards", folder, problem, "run `spec-dec-distill decode` first")
-    origins: list[dict[str, Any]] = []
-    sentences: list[shards.TeacherSentence] = []
+    made_from: dict[str, Any] = {}
+    sentences: list[TeacherSentence] = []
     for shard in range(number):
         file = shards.shard_path(folder, subset, shard, number)
         if not file.is_file():
             raise ConfigurationError(None, file, "not finished", "run the same `spec-dec-distill decode` again")
         header, in_shard = shards.read_shard(file)
-        if origins:
-            shards.check_origin(file, header, origins[0])
-        origins.append(header)
+        made_from = made_from or header
+        shards.check_origin(file, header, made_from)
         sentences += in_shard
-    if origins[0]["data"] != data:
+    if made_from["data"] != data:
         problem = "made from other data or dictionaries"
         raise ConfigurationError("--shards", folder, problem, "give the folder that was decoded")
-    return origins[0], shards.in_order(sentences, count, folder)
+    return made_from, shards.in_order(sentences, count, folder)
 
 
 def filter_pairs(

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from fairseq_plugins.benchmarks import benchmark, ctranslate, peak_memory, replay, tables
-from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, CTRANSLATE2_GREEDY
 from fairseq_plugins.benchmarks.measuring import Row
+from fairseq_plugins.benchmarks.setting import configure
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.state import Draft
 from fairseq_plugins.errors import ConfigurationError
@@ -337,26 +337,12 @@ def test_note_without_replayed_drafts() -> None:
     assert alone.startswith("Random weights: Transformer-base, vocabulary 200") and "drafter" not in alone
 
 
-def test_cost_at_a_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cost_at_a_length(tmp_path: Path) -> None:
     """Sources are as long as stated, and outputs get no longer, so that latencies are those of this length."""
-    monkeypatch.setattr(replay, "VOCABULARY", 200)
-    decoded = []
-    decode_timed = Bench.decode_timed
-
-    def spy(self: Bench, generator: object, numbers: list[int], *rest: object) -> object:
-        outputs, seconds = decode_timed(self, generator, numbers, *rest)
-        decoded.append(({int(self.dataset.src_sizes[n]) for n in numbers}, {len(ids) for ids in outputs.values()}))
-        return outputs, seconds
-
-    monkeypatch.setattr(Bench, "decode_timed", spy)
-    arguments = "--replay tiny --replay-lengths 12,12 --timing-sentences 2 --timing-batch-sizes 1 --repeats 2 --cpu"
-    names = "greedy,gad fixed width (replayed)"
-    more = ["--long", "--no-memory", "--decoders", names, "--results", str(tmp_path)]
-    assert benchmark.main([*arguments.split(), *more]) == 0
-    assert decoded and all(sources == {12} and max(outputs) <= 13 for sources, outputs in decoded)
-    rows = _rows(tmp_path)
-    printed = capsys.readouterr().out
-    assert "sentences of 12 to 12 tokens, drawn uniformly, outputs as long" in printed and "## Latency" in printed
-    for name in names.split(","):
-        middle = 1000 * sum(rows[name]["latencies"]) / 2
-        assert re.search(rf"^\| {re.escape(name)} +\| +{middle:.1f} \|", printed, re.MULTILINE), printed
+    arguments = "--replay tiny --replay-vocabulary 200 --replay-lengths 12,12 --timing-sentences 3 --cpu".split()
+    setting = configure([*arguments, "--results", str(tmp_path), "--decoders", "greedy,gad fixed width (replayed)"])
+    bench = setting.bench
+    assert set(bench.dataset.src_sizes) == {12} and len(setting.contenders) == 3
+    for contender in setting.contenders:
+        outputs, seconds = bench.decode_timed(bench.generator(contender), bench.order, 1)
+        assert len(outputs) == len(seconds) == 3 and max(map(len, outputs.values())) <= 13

@@ -239,24 +239,14 @@ def test_rate_and_speed_up_are_of_the_median() -> None:
 
 
 def test_table() -> None:
+    counts: dict[str, Any] = {"identical": 4, "sentences": 4, "timed_sentences": 2}
     rows = [
-        Row(BEAM_5, 5, 30.0, 4, 4, {1: 2}, 2, seconds={1: [2.0], 16: [1.0]}, reference=BEAM_5),
-        Row(BEAM_1, 1, 29.5, 4, 4, {1: 2}, 2, seconds={1: [1.0], 16: [1.0]}),
-        Row("greedy", 1, 29.5, 4, 4, {1: 2}, 2, timed_tokens={1: 1.0}, seconds={1: [0.5], 16: [1.0]}),
-        Row("gad", 1, None, 4, 4, {1: 2}, 2, timed_tokens={1: 4.0, 16: 3.0}, seconds={1: [0.25], 16: [0.5]}),
-        Row(
-            "fast-beam",
-            5,
-            None,
-            4,
-            4,
-            {1: 2},
-            2,
-            timed_tokens={1: 0.9},
-            seconds={1: [1.0], 16: [0.5]},
-            reference=BEAM_5,
-        ),
-        Row("CTranslate2 greedy fp32", 1, None, 4, 4, {1: 2}, 2, seconds={1: [0.75], 16: [0.5]}),
+        Row(BEAM_5, 5, 30.0, **counts, seconds={1: [2.0], 16: [1.0]}, reference=BEAM_5),
+        Row(BEAM_1, 1, 29.5, **counts, seconds={1: [1.0], 16: [1.0]}),
+        Row("greedy", 1, 29.5, **counts, timed_tokens={1: 1.0}, seconds={1: [0.5], 16: [1.0]}),
+        Row("gad", **counts, timed_tokens={1: 4.0, 16: 3.0}, seconds={1: [0.25], 16: [0.5]}),
+        Row("fast-beam", 5, **counts, timed_tokens={1: 0.9}, seconds={1: [1.0], 16: [0.5]}, reference=BEAM_5),
+        Row("CTranslate2 greedy fp32", **counts, seconds={1: [0.75], 16: [0.5]}),
     ]
     lines = tables.table_of(rows, tables.short(rows, [1, 16])).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]

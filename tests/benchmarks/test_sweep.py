@@ -228,11 +228,9 @@ def test_real_sweep(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (["--path", "none.pt"], "--path none.pt: no such file; "),
         (["--drafter-path", "none.pt"], "--drafter-path none.pt: no such file; "),
         (["--block-sizes", "2,7"], "--block-size 7: the drafter was trained for blocks of 6; "),
         (["--reference", "none"], "--reference none: no such file; "),
-        (["--gen-subset", "none"], "--gen-subset none: no such subset in "),
         (["--output", __file__], "cannot be written (File exists); "),
         (["--stats-file", "x"], "--stats-file x: is for one decoder; "),
     ],
