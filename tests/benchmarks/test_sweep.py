@@ -17,7 +17,7 @@ from fairseq_plugins.benchmarks.sweep_cells import (
     pareto_front,
     recommendations,
 )
-from fairseq_plugins.benchmarks.sweep_journal import Journal, sole_use
+from fairseq_plugins.benchmarks.sweep_journal import Journal
 from fairseq_plugins.benchmarks.sweep_tables import markdown, table_2, table_3, table_of_all
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages.sweep_figure import read_sweep
@@ -174,14 +174,6 @@ def test_foreign_journal(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "cells.jsonl").write_bytes(content)
     with pytest.raises(ConfigurationError, match="line 1 was not written by spec-dec-sweep; remove the file or choose"):
         Journal(tmp_path / "cells.jsonl", {})
-
-
-def test_one_sweep_at_a_time(tmp_path: Path) -> None:
-    with sole_use(tmp_path), pytest.raises(ConfigurationError, match=f"{tmp_path}: another process writes it"):
-        with sole_use(tmp_path):
-            pass
-    with sole_use(tmp_path):
-        pass
 
 
 # The command

@@ -1,17 +1,12 @@
 """`spec-dec-distill`: translations against fairseq's own, shards, resuming after a kill, merging, bad input."""
 
-import errno
-import io
 import json
 import math
 import os
 import shutil
-import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fairseq.data import Dictionary
@@ -20,7 +15,6 @@ from fairseq.data.data_utils import load_indexed_dataset
 from fairseq_plugins.distillation import cli, shards
 from fairseq_plugins.distillation.merge import filter_pairs
 from fairseq_plugins.distillation.shards import TOO_LONG, ShardWriter, TeacherSentence, read_shard
-from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.files import HeldByAnother
 from fairseq_plugins.shared.workers import Worker, find_worker, take_shards
 from tests.conftest import Corpus
@@ -103,27 +97,6 @@ def test_samples_depend_on_the_seed_alone(corpus: Corpus, tmp_path: Path) -> Non
 
 
 # Shards and resuming
-
-
-def test_a_killed_process_goes_on_without_losing_or_doubling(
-    corpus: Corpus, greedy: Path, programs: Path, tmp_path: Path
-) -> None:
-    options = ["--decoder", "greedy", "--batch-size", "1"]
-    partial = tmp_path / "train.0-of-1.tsv.partial"
-    process = start(programs, corpus, tmp_path, *options)
-    deadline = time.monotonic() + 120
-    while (not partial.exists() or partial.read_bytes().count(b"\n") < 20) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    before = shards.lines_in(partial)
-    assert 19 <= before < TRAIN
-    # As after a kill in the middle of a line, even of a number.
-    with partial.open("ab") as file:
-        file.write(b"299\t-0.1")
-    decode(corpus, tmp_path, *options)
-    assert texts(sentences(tmp_path)) == texts(sentences(greedy))
-    assert not list(tmp_path.glob("*.partial"))
 
 
 def test_finished_shards_are_not_touched(corpus: Corpus, greedy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -340,35 +313,6 @@ def test_shards_of_another_drafter_or_rule(corpus: Corpus, tmp_path: Path, capsy
     refused(f"--drafter-path {missing}: no such file", capsys, *again, "1", "--drafter-path", missing)
 
 
-class FullDisk(io.FileIO):
-    """A file on a disk with 3000 free bytes."""
-
-    room = 3000
-
-    def write(self, content: Any) -> int:
-        if self.room == 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        written = super().write(content[: self.room])
-        self.room -= written
-        return written
-
-
-def test_a_full_disk(
-    corpus: Corpus, greedy: Path, copy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = copy / "train.1-of-3.tsv"
-    whole = file.read_bytes()
-    file.unlink()
-    again = ["decode", corpus.data, "--path", corpus.verifier, "--output", copy, "--decoder", "greedy", "--cpu"]
-    again += ["--batch-size", "10"]
-    with monkeypatch.context() as patch:
-        patch.setattr(shards, "open_own", lambda name, mode, **unused: FullDisk(name, "a+"))
-        refused("No space left on device); free disk space, or", capsys, *again)
-    assert 0 < shards.lines_in(file.with_name(file.name + ".partial")) < TRAIN // 3
-    assert cli.main([str(word) for word in again]) == 0
-    assert sorted(file.read_bytes().splitlines()[:-1]) == sorted(whole.splitlines()[:-1])
-
-
 def test_dictionaries_that_do_not_match(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["--path", corpus.verifier, "--output", tmp_path / "shards", "--cpu"]
     refused("dict.src.txt is not the one that", capsys, "decode", corpus.other_data, *command)
@@ -417,28 +361,6 @@ def test_other_mistakes(corpus: Corpus, greedy: Path, tmp_path: Path, capsys: py
         "dev",
     )
     refused("--max-length-ratio 0.5: ", capsys, *merge, tmp_path / "x", "--max-length-ratio", "0.5")
-
-
-def test_two_writers(tmp_path: Path) -> None:
-    first = ShardWriter(tmp_path / "train.0-of-1.tsv", {"a": 1})
-    with pytest.raises(ConfigurationError, match="another process writes it; wait for it"):
-        ShardWriter(tmp_path / "train.0-of-1.tsv", {"a": 1})
-    first.add([TeacherSentence(0, "-1", "ä b")])
-    first.finish()
-    assert read_shard(tmp_path / "train.0-of-1.tsv") == ({"a": 1}, [TeacherSentence(0, "-1", "ä b")])
-
-
-def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Missing locks are not mistaken for a shard that another process writes."""
-
-    def no_locks(file: object, kind: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr("fairseq_plugins.shared.files.fcntl.flock", no_locks)
-    with pytest.raises(
-        ConfigurationError, match=r"cannot be locked \(No locks available\); give a path on a file system"
-    ):
-        ShardWriter(tmp_path / "train.0-of-1.tsv", {"a": 1})
 
 
 def test_status(greedy: Path, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
