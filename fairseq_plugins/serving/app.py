@@ -27,7 +27,7 @@ from fairseq_plugins.serving import libretranslate, v1
 from fairseq_plugins.serving.errors import Gone, RequestError, as_request_error
 from fairseq_plugins.serving.metrics import Metrics
 from fairseq_plugins.serving.models import Registry, ServedModel
-from fairseq_plugins.serving.requests import Accounting
+from fairseq_plugins.serving.requests import Accounting, account_of
 from fairseq_plugins.serving.settings import Settings
 from fairseq_plugins.version import __version__
 
@@ -60,6 +60,17 @@ class Server:
         if not any(hmac.compare_digest(as_bytes, key.encode(errors="surrogatepass")) for key in keys):
             raise RequestError(403, "Invalid API key")
 
+    def find_model(
+        self, request: Request, key: str | None, texts: list[str], source: str | None, target: str
+    ) -> ServedModel:
+        """Return the model of a request that may translate these texts; raise RequestError for any other."""
+        self.check_key(request, key)
+        self.check_characters(texts)
+        model = self.registry.find(source, target)
+        account_of(request).model = model.name
+        assert model.model  # raises unless it is ready
+        return model
+
     def check_characters(self, texts: list[str]) -> None:
         """Raise RequestError for texts that are too long together, ConfigurationError for half of a character."""
         for text in texts:
@@ -75,7 +86,7 @@ def make_app(models: list[ServedModel], settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        loading = asyncio.ensure_future(asyncio.to_thread(_load_all, models))
+        loading = asyncio.ensure_future(asyncio.to_thread(_load_all, server.registry))
         yield
         loading.cancel()
         await asyncio.gather(*(asyncio.to_thread(model.close) for model in models))
@@ -101,11 +112,10 @@ def make_app(models: list[ServedModel], settings: Settings) -> FastAPI:
     return app
 
 
-def _load_all(models: list[ServedModel]) -> None:
+def _load_all(registry: Registry) -> None:
     # In a command, the collector never visits the objects of the models later: that would stop all requests meanwhile.
     with without_garbage_collection():
-        for model in models:
-            model.load()
+        registry.load()
 
 
 def _add_operation(app: FastAPI, server: Server) -> None:

@@ -77,7 +77,7 @@ def make_models(args: argparse.Namespace) -> list[Any]:
     """Return the models of a command line, not loaded yet.
 
     Raises:
-        ConfigurationError: for a wrong name, or two models of the same languages.
+        ConfigurationError: for a wrong name.
     """
     from fairseq_plugins.serving.models import ServedModel
 

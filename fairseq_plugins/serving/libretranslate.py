@@ -37,18 +37,13 @@ def router(server: "Server") -> APIRouter:
     async def translate(request: Request) -> JSONResponse:
         """Translate text or HTML. JSON, or a form."""
         asked = await _read(request)
-        server.check_key(request, asked.api_key)
         texts = [asked.q] if isinstance(asked.q, str) else asked.q
-        server.check_characters(texts)
-        model = registry.find(asked.source, asked.target)
-        account = account_of(request)
-        account.model = model.name
+        model = server.find_model(request, asked.api_key, texts, asked.source, asked.target)
         job = TextJob(model, _options(asked, model.beam, model.max_beam), max_sentences=server.settings.max_sentences)
-        assert model.model
         work = job.translate_html(texts) if asked.format == "html" else job.translate(job.cut(texts))
         results = await until_gone(request, work, server.settings.timeout)
         for result in results:
-            account.translations += [translation for _, translation, _ in result.sentences]
+            account_of(request).translations += [translation for _, translation, _ in result.sentences]
         answer: dict[str, Any] = {"translatedText": _same_shape(asked.q, [result.text for result in results])}
         if asked.source == "auto" and model.languages is not None:
             # Not detected: no other model translates into the target.

@@ -20,6 +20,8 @@ from fairseq_plugins.serving.errors import RequestError
 logger = logging.getLogger("spec-dec-serve")
 
 Way = Literal["default", "beams", "drafts"]
+# Methods that decode in a way; the first one is made where the model's own is none of them.
+_DECODERS: dict[Way, tuple[str, ...]] = {"beams": ("fast-beam", "beam"), "drafts": ("reuse",)}
 _CONSTRAINED_BEAM = 5  # of requests with constraints that name no beam, as in fairseq
 State = Literal["loading", "ready", "broken"]
 
@@ -119,23 +121,18 @@ class ServedModel:
 
     def service(self, way: Way) -> Service:
         """Return the service that decodes in this way; make it at first."""
+        made = self._services.get(way)
+        if made is not None:  # without the lock, which is held while another one is made
+            return made
         with self._lock:
             if self._is_closed:
                 raise RequestError(503, "the server is shutting down", retry_after=5)
             if way not in self._services:
                 if way not in self._models:
-                    self._models[way] = self._variant(way)
+                    model, decoders = self._models["default"], _DECODERS[way]
+                    self._models[way] = model if model.decoder in decoders else with_decoder(model, decoders[0])
                 self._services[way] = self._models[way].service(self.threads, self.max_waiting, self.max_beam)
             return self._services[way]
-
-    def _variant(self, way: Way) -> Model:
-        model = self._models["default"]
-        decoders = {"beams": ("fast-beam", "beam"), "drafts": ("reuse",)}
-        if model.decoder in decoders[way]:
-            return model
-        if way == "beams":
-            return with_decoder(model, "fast-beam")
-        return with_decoder(model, "reuse")
 
     def submit(
         self,
@@ -211,6 +208,16 @@ class Registry:
     def __init__(self, models: list[ServedModel]) -> None:
         self.models = models
 
+    def load(self) -> None:
+        """Load the models; one with the languages of an earlier one, which requests could not name, is broken."""
+        for number, model in enumerate(self.models):
+            model.load()
+            first = next((one for one in self.models[:number] if one.languages == model.languages), None)
+            if first is not None and model.languages is not None:
+                model.close()
+                model.problem = f"has the languages of {first.folder}: name others, as SOURCE-TARGET={model.folder}"
+                logger.error(f"model {model.name}: {model.problem}")
+
     def ready(self) -> list[ServedModel]:
         """Return the models that can translate."""
         return [model for model in self.models if model.state == "ready"]
@@ -221,9 +228,8 @@ class Registry:
         Raises:
             RequestError: if there is none, or more than one.
         """
-        targets = {
-            model.languages[0]: model for model in self.models if model.languages and model.languages[1] == target
-        }
+        pairs = ((model.languages, model) for model in reversed(self.models))  # of equal languages the first counts
+        targets = {languages[0]: model for languages, model in pairs if languages and languages[1] == target}
         if targets and source in (None, "", "auto"):
             if len(targets) > 1:
                 raise RequestError(400, f"source auto: several models translate into {target}; name {_or(targets)}")

@@ -78,7 +78,8 @@ class Accounting:
             path = scope["path"] if scope["path"] in self.paths else "other"
             self.metrics.requests.labels(path, status).inc()
             self.metrics.seconds.labels(path).observe(seconds)
-            self.metrics.count(account.model, account.translations)
+            if account.translations:
+                self.metrics.count(account.model, account.translations)
             logger.info(_line(scope, status, seconds, account))
 
 

@@ -1,7 +1,7 @@
 """Translate whole texts and HTML: cut them into sentences, translate these together, and join them again."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,17 +104,9 @@ class TextJob:
     async def translate_html(self, texts: Sequence[str]) -> list[Result]:
         """Translate the text of HTML, piece by piece between its tags, which stay where they are."""
         from bs4 import BeautifulSoup
-        from bs4.element import NavigableString
 
         soups = [BeautifulSoup(text, "html.parser") for text in texts]
-        pieces = [
-            piece
-            for soup in soups
-            for piece in soup.find_all(string=True)
-            if type(piece) is NavigableString
-            and not {parent.name for parent in piece.parents} & _KEPT
-            and piece.strip()
-        ]
+        pieces = [piece for soup in soups for piece in _pieces(soup)]
         results = await self.translate(self.cut([str(piece) for piece in pieces]))
         for piece, result in zip(pieces, results, strict=True):
             piece.replace_with(result.text)
@@ -129,6 +121,19 @@ class TextJob:
         """Return the drafts of a sentence: the earlier translations at its place and beside it, the text may grow."""
         near = (number, number - 1, number + 1)
         return [self.drafts[i] for i in near if 0 <= i < len(self.drafts) and self.drafts[i].strip()]
+
+
+def _pieces(soup: Any) -> Iterator[Any]:
+    """Yield the text between tags that is translated, each piece once, however deep the tags are nested."""
+    from bs4.element import NavigableString, Tag
+
+    left = [soup]
+    while left:
+        node = left.pop()
+        if isinstance(node, Tag):
+            left += reversed(node.contents if node.name not in _KEPT else [])
+        elif type(node) is NavigableString and node.strip():
+            yield node
 
 
 def _numbered(on_step: OnSentence, number: int) -> Callable[[Step], None]:

@@ -41,7 +41,7 @@ class V1Request(BaseModel):
     api_key: str | None = None
 
 
-class Sentence(BaseModel):
+class TranslatedSentence(BaseModel):
     """A translated sentence; scores are natural logarithms."""
 
     source: str
@@ -60,7 +60,7 @@ class Translated(BaseModel):
     """A translated text."""
 
     text: str
-    sentences: list[Sentence]
+    sentences: list[TranslatedSentence]
 
 
 class V1Response(BaseModel):
@@ -79,12 +79,8 @@ def router(server: "Server") -> APIRouter:
 
     async def begin(request: Request, asked: V1Request) -> tuple[TextJob, list[list[Pair]]]:
         """Check a request, before its answer begins."""
-        server.check_key(request, asked.api_key)
         texts = [asked.text] if isinstance(asked.text, str) else asked.text
-        server.check_characters(texts)
-        model = server.registry.find(asked.source, asked.target)
-        account_of(request).model = model.name
-        assert model.model
+        model = server.find_model(request, asked.api_key, texts, asked.source, asked.target)
         options = {name: value for name, value in asked.options.model_dump().items() if value is not None}
         limit = server.settings.max_sentences
         job = TextJob(model, options, asked.drafts, asked.constraints, limit, asked.split)
@@ -163,7 +159,7 @@ def _translated(model: Model, result: Result, has_tokens: bool) -> Translated:
     return Translated(
         text=result.text,
         sentences=[
-            Sentence(
+            TranslatedSentence(
                 source=source,
                 iterations=translation.iterations,
                 emitted=translation.emitted,

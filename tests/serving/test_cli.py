@@ -43,6 +43,10 @@ def test_languages_are_the_models_or_the_given_ones() -> None:
     for source, target, message in (("auto", "y", "several models"), ("en", "y", "en is not"), ("en", "q", "q is not")):
         with pytest.raises(RequestError, match=message):
             registry.find(source, target)
+    twin = ServedModel(str(FOLDER), ("x", "y"), options)
+    both = Registry([named, twin])
+    both.load()
+    assert both.find("x", "y") is named and twin.state == "broken" and "has the languages of" in twin.problem
     for model in (own, named):
         model.close()
     with pytest.raises(RequestError, match="is closed"):

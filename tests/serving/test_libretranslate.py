@@ -1,11 +1,14 @@
 """LibreTranslate's interface, and its clients."""
 
+import time
 from typing import Any
 
 import pytest
+from bs4 import BeautifulSoup
 
 from fairseq_plugins.api import Model
 from fairseq_plugins.serving.models import ServedModel
+from fairseq_plugins.serving.text import _pieces
 from tests.serving.running import Client
 
 TEXT = "A man is riding a bicycle.\n\nTwo dogs play in the snow. People watch them.\n"
@@ -48,6 +51,13 @@ def test_html_keeps_tags_and_code(client: Client, model: Model) -> None:
     answer = client.post("/translate", {"q": html, "source": "en", "target": "de", "format": "html"})
     expected = f'<p class="x">{man}<br/>{people}</p><!-- People --><pre>People</pre>'
     assert answer["translatedText"].startswith(expected)
+
+
+def test_deeply_nested_html_holds_up_nobody() -> None:
+    """The event loop does this: a second, if each piece looked at all the tags around it."""
+    soup = BeautifulSoup("<b>a" * 5000, "html.parser")
+    began = time.process_time()
+    assert len(list(_pieces(soup))) == 5000 and time.process_time() - began < 0.3
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from fairseq_plugins.api import Model
+from fairseq_plugins.api.loading import with_decoder
+from fairseq_plugins.serving import models
 from fairseq_plugins.serving.models import ServedModel
 from fairseq_plugins.serving.settings import Settings
 from tests.serving.running import FOLDER, Client, serving
@@ -36,7 +39,8 @@ def test_health_readiness_and_metrics(client: Client) -> None:
     before = sentences()
     client.post("/translate", {"q": "People. Dogs.", "target": "de"})
     assert sentences() == before + 2
-    assert 'spec_dec_model_ready{model="en-fr"} 0.0' in client.get("/metrics")
+    metrics = client.get("/metrics")
+    assert 'spec_dec_model_ready{model="en-fr"} 0.0' in metrics and 'model="-"' not in metrics
 
 
 def test_sites_of_allowed_origins_only(client: Client) -> None:
@@ -119,6 +123,28 @@ def test_a_full_server_refuses_at_once(client: Client, served: ServedModel) -> N
     held.close()
     client.wait_until(lambda: served.sentences == 0, 10)
     assert client.post("/translate", {"q": SECRET, "target": "de"})["translatedText"]
+
+
+def test_making_a_service_of_another_way_holds_up_nobody(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop asks for the service of each request."""
+    own, begun, may_end = ServedModel(str(FOLDER), threads=1), threading.Event(), threading.Event()
+    own.load()
+
+    def slow(model: Model, decoder: str) -> Model:
+        begun.set()
+        may_end.wait(20)
+        return with_decoder(model, decoder)
+
+    monkeypatch.setattr(models, "with_decoder", slow)
+    thread = threading.Thread(target=own.service, args=["beams"])
+    thread.start()
+    begun.wait(20)
+    started = time.monotonic()
+    assert own.service("default").engine and time.monotonic() - started < 10
+    may_end.set()
+    thread.join()
+    assert own.decoder("beams") == "fast-beam"
+    own.close()
 
 
 def test_keys_and_time(served: ServedModel) -> None:
