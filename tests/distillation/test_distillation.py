@@ -1,4 +1,4 @@
-"""`spec-dec-distill`: translations against fairseq's own, shards, resuming after a kill, merging, bad input."""
+"""`spec-dec-distill`: translations against fairseq's own, shards, merging, bad input."""
 
 import json
 import math
@@ -30,16 +30,6 @@ def decode(corpus: Corpus, output: Path, *more: str) -> None:
     """Decode in this process."""
     arguments = ["--path", str(corpus.verifier), "--output", str(output), "--cpu", *more]
     cli.run(["decode", str(corpus.data), *arguments])
-
-
-def start(programs: Path, corpus: Corpus, output: Path, *more: str) -> subprocess.Popen:
-    """Start the command of this folder in new processes."""
-    command = [str(programs / "spec-dec-distill"), "decode", str(corpus.data), "--cpu"]
-    return subprocess.Popen(
-        [*command, "--path", str(corpus.verifier), "--output", str(output), *more],
-        cwd=REPOSITORY, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
 
 
 def sentences(folder: Path, subset: str = "train") -> list[TeacherSentence]:
@@ -107,9 +97,9 @@ def test_finished_shards_are_not_touched(corpus: Corpus, greedy: Path, capsys: p
 
 
 def test_two_processes_share_the_work(corpus: Corpus, greedy: Path, programs: Path, tmp_path: Path) -> None:
-    process = start(programs, corpus, tmp_path, "--decoder", "greedy", "--workers", "2")
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, output
+    command = [str(programs / "spec-dec-distill"), "decode", str(corpus.data), "--path", str(corpus.verifier), "--cpu"]
+    command += ["--output", str(tmp_path), "--decoder", "greedy", "--workers", "2"]
+    subprocess.run(command, cwd=REPOSITORY, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=200, check=True)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["train.0-of-2.tsv", "train.1-of-2.tsv"]
     assert texts(sentences(tmp_path)) == texts(sentences(greedy))
 
