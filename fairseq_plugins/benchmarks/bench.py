@@ -81,13 +81,11 @@ class Bench:
         order = self.session.usable(self.dataset)
         if not order:
             raise ConfigurationError("--gen-subset", self.subset, "has no sentences", "choose another")
-        first = set(sorted(order)[: self.sentences])
-        return [number for number in order if number in first]
+        return _first(order, self.sentences)
 
     def first(self, count: int) -> list[int]:
         """Return the ids of the `count` sentences that come first in the file, shortest sentence first."""
-        chosen = set(sorted(self.order)[:count])
-        return [number for number in self.order if number in chosen]
+        return _first(self.order, count)
 
     def generator(self, contender: Contender) -> Any:
         """Return a new generator of the task for `contender`; all generation options apply."""
@@ -212,6 +210,11 @@ class Bench:
         if any(target is None for target in targets.values()):
             return None
         return {number: self.session.text(target.tolist()) for number, target in targets.items()}
+
+
+def _first(numbers: Sequence[int], count: int | None) -> list[int]:
+    chosen = set(sorted(numbers)[:count])
+    return [number for number in numbers if number in chosen]
 
 
 def read_references(file: str, sentences: int) -> dict[int, str]:
