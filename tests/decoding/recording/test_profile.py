@@ -77,25 +77,6 @@ def test_graphs_of_a_warm_up_are_kept(backend: str) -> None:
     assert generator.backend is not warm and profile.seconds["verifier"] > before
 
 
-def test_nested_parts_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    profile = Profile()
-
-    def wait(seconds: float) -> None:
-        clock[0] += seconds
-
-    inner = profile._timed("verifier", lambda: wait(3))
-
-    def iterate() -> None:
-        wait(1)
-        inner()
-        wait(0.5)
-
-    profile._timed("acceptance", iterate)()
-    assert (profile.seconds["acceptance"], profile.seconds["verifier"]) == (1.5, 3)
-
-
 def test_command_line(corpus: Corpus) -> None:
     """--profile prints the table; fairseq's own search has none."""
     common = f"{corpus.data} --task spec_dec --path {corpus.verifier} --batch-size 12 --cpu"

@@ -113,12 +113,6 @@ def test_every_sentence_gets_its_own_output(outputs: list[list[list[int]]], sour
         assert output[0].score == -sum(expected)
 
 
-def test_batch_of_all_sentences_is_not_copied() -> None:
-    batch, method = make_batch([3, 1, 2], 0)
-    assert batch.admit(method) and batch.state.sentences == [0, 1, 2]
-    assert method.verifier.samples == [batch.sample] and method.verifier.samples[0] is batch.sample
-
-
 def test_longest_sources_first_without_extra_padding() -> None:
     batch, method = make_batch([2, 6, 1, 4, 3], 2)
     order = []

@@ -174,29 +174,6 @@ def test_fixed_shapes_take_few_more_launches(monkeypatch: pytest.MonkeyPatch, ba
 
 
 @pytest.mark.usefixtures("device_guard")
-def test_launches_of_a_base_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`gad` in fp16 at batch size 1, with the layers of Transformer-base and a drafter of two that reads its states.
-
-    At most 260 launches in graphs are wanted.
-    """
-    task = make_task(40)
-    verifier = make_transformer(task, 3, ending=False, decoder_layers=6)
-    models = nn.ModuleList([verifier, make_drafter(task, 4, verifier=verifier, decoder_layers=2, **FEATURES)]).half()
-    decoded = decode_on_gpu(
-        monkeypatch,
-        models,
-        task,
-        Options("gad", 5),
-        make_sample(task, [5]),
-        batch_invariant=True,
-        passes=2,
-        max_len_b=7,
-    )
-    outside, inside = decoded.medians()
-    assert outside <= 8 and inside <= 222 and decoded.iterations[0][0] <= 25
-
-
-@pytest.mark.usefixtures("device_guard")
 def test_mixed_devices_waits_and_captures_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pretended GPU raises the errors of a GPU."""
     host = torch.ones(3)
