@@ -310,9 +310,8 @@ def make_generator(
         active = options.get("active_sentences", 0)
         if isinstance(method, Options):
             context = method.context(models, model, task, engine, temperature, beam)
-            # As the task does with --trace-file.
-            context = replace(context, is_traced=trace is not None, sampling=sampling)
-            context = replace(context, no_repeat_ngram_size=options.get("no_repeat_ngram_size", 0))
+            size = options.get("no_repeat_ngram_size", 0)
+            context = replace(context, sampling=sampling, no_repeat_ngram_size=size)
             return choose_backend(spec, method.options, context, trace, active)
         if isinstance(method, Method):
             return TorchBackend(method, trace=trace, active_sentences=active)

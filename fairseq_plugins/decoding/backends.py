@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any, Protocol
 
 from fairseq_plugins.checkpoint.compact_weights import restore
@@ -41,16 +42,17 @@ def choose_backend(
 
     `trace` and `active_sentences` are those of `TorchBackend`.
     """
+    context = replace(context, is_traced=context.is_traced or trace is not None)
     device, graphs = next(context.models[0].parameters()).device, context.engine.graphs
     not_triton = ""
     if os.environ.get("SPEC_DEC_GPU") == "triton" and graphs is not None and graphs.enabled:
         try:
-            return GpuBackend(spec, options, context, trace is not None, active_sentences)
+            return GpuBackend(spec, options, context, active_sentences)
         except Unsupported as refusal:
             not_triton = f"; not on Triton's kernels: {refusal}"
     if device.type == "cpu":
         try:
-            return NativeBackend(spec, options, context, is_traced=trace is not None)
+            return NativeBackend(spec, options, context)
         except Unsupported as refusal:
             name, reason = "torch", str(refusal)
     elif context.engine.has_graphs(device) and graphs is not None and graphs.enabled:

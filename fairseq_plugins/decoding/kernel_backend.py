@@ -22,7 +22,6 @@ class KernelBackend(ABC):
 
     Args:
         spec, options, context: the method.
-        is_traced: whether a trace is to be written.
         settings: further arguments of the module's `Generator`.
 
     Raises:
@@ -42,10 +41,9 @@ class KernelBackend(ABC):
         spec: MethodSpec,
         options: MethodOptions,
         context: MethodContext,
-        is_traced: bool = False,
         **settings: Any,
     ) -> None:
-        reason = _refusal(spec, context, is_traced) or self.refusal(context)
+        reason = _refusal(spec, context) or self.refusal(context)
         if reason is not None:
             raise Unsupported(reason)
         assert spec.build_kernels is not None
@@ -168,11 +166,11 @@ def hypotheses_of(found: list[FoundHypothesis]) -> list[Hypothesis]:
     ]
 
 
-def _refusal(spec: MethodSpec, context: MethodContext, is_traced: bool) -> str | None:
+def _refusal(spec: MethodSpec, context: MethodContext) -> str | None:
     """Return why no kernels can run a method, as far as is known before it is built; None if they may."""
     if context.weights is None:
         return "--no-compiled-steps"
-    if is_traced:
+    if context.is_traced:
         return "--trace-file needs scores of rejected tokens, which the kernels do not compute"
     if context.no_repeat_ngram_size:
         return "--no-repeat-ngram-size"

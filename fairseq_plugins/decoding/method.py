@@ -84,7 +84,7 @@ class MethodContext:
     weights: KernelWeights | None = None  # converts weights for kernels; None turns the kernels off
     temperature: float = 1.0
     beam: int = 1  # hypotheses per sentence, for beam search
-    is_traced: bool = False  # record the drafter's probabilities for traces
+    is_traced: bool = False  # for a trace: run in PyTorch, and record the drafter's probabilities
     counts_survival: bool = False  # always draft and verify full blocks, and count accepted tokens
     no_repeat_ngram_size: int = 0
     sampling: Sampling | None = None  # draws tokens; None for the best ones

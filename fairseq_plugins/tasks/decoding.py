@@ -170,7 +170,6 @@ class Decoding:
             native_weights(cfg, self.batch_invariant),
             own.temperature,
             own.beam_size if spec.searches_beams else 1,
-            is_traced=cfg.trace_file is not None,
             counts_survival=self.counts_survival,
             no_repeat_ngram_size=repeat_ngram_size(own),
             sampling=sampling_of(own) if is_sampling else None,

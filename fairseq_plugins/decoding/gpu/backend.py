@@ -22,13 +22,12 @@ class GpuBackend(KernelBackend):
         spec: MethodSpec,
         options: MethodOptions,
         context: MethodContext,
-        is_traced: bool = False,
         active_sentences: int = 0,
     ) -> None:
         model = context.models[0]
         settings = {"places": active_sentences} if active_sentences else {}
         lengths = {"outputs": model.max_decoder_positions(), "sources": model.encoder.max_positions()}
-        super().__init__(spec, options, context, is_traced, **lengths, **settings)
+        super().__init__(spec, options, context, **lengths, **settings)
         self.reason = "Triton's kernels run all of it on this GPU"
 
     def refusal(self, context: MethodContext) -> str | None:

@@ -20,10 +20,8 @@ class NativeBackend(KernelBackend):
     name = "native"
     takes_encoded = True
 
-    def __init__(
-        self, spec: MethodSpec, options: MethodOptions, context: MethodContext, is_traced: bool = False
-    ) -> None:
-        super().__init__(spec, options, context, is_traced)
+    def __init__(self, spec: MethodSpec, options: MethodOptions, context: MethodContext) -> None:
+        super().__init__(spec, options, context)
         # An encoder that the kernels do not support runs in PyTorch.
         weights = self.method.weights
         engine = Engine(weights.precision, batch_invariant=weights.batch_invariant)
