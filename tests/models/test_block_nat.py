@@ -17,6 +17,7 @@ from fairseq_plugins.decoding.reference.state import DecodingState
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
 from fairseq_plugins.models.fairseq_parts import position_table
+from tests.data.test_block_masking import make_batch
 from tests.errors import error_about, refused
 from tests.support import make_args, make_drafter, make_sample, make_task, make_transformer
 
@@ -26,17 +27,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"positions_every_layer": True, "decoder_learned_pos": True, "layernorm_embedding": True},
     {"decoder_normalize_before": True, "share_encoder": True, "src_embedding_copy": True},
 ]
-
-
-def make_targets(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return random targets with EOS and fairseq's decoder input for them."""
-    width = max(lengths) + 1
-    target = torch.full((len(lengths), width), 1)
-    for row, length in enumerate(lengths):
-        target[row, : length + 1] = torch.cat([torch.randint(4, 30, (length,)), torch.tensor([2])])
-    previous = torch.where(target == 2, 1, target).roll(1, 1)
-    previous[:, 0] = 2
-    return target, previous
 
 
 def blocks_for(
@@ -57,7 +47,7 @@ def test_training_equals_decoding(options: dict[str, Any], attention: str) -> No
     model = make_drafter(task, 1, block_size=4, drafter_attention=attention, verifier=verifier, **options)
     lengths = [6, 3, 0, 9]
     sample = make_sample(task, [5, 2, 7, 1])
-    target, previous = make_targets(lengths)
+    target, previous = make_batch(lengths)
     blocks = blocks_for(model, target, previous, 4, 1, 3)
     encoder_out = model.encoder(**sample["net_input"])
     hidden = model.decoder.block_hidden(blocks, encoder_out)
@@ -99,7 +89,7 @@ def test_blocks_of_one_pass_are_independent() -> None:
     task = make_task(30)
     model = make_drafter(task, 1)
     sample = make_sample(task, [5, 2, 7])
-    target, previous = make_targets([6, 3, 8])
+    target, previous = make_batch([6, 3, 8])
     together = blocks_for(model, target, previous, 3, 4, 5)
     encoder_out = model.encoder(**sample["net_input"])
     hidden = model.decoder.block_hidden(together, encoder_out)
@@ -124,7 +114,7 @@ def test_shared_encoder_is_frozen_and_not_in_the_checkpoint() -> None:
     assert model.encoder is verifier.encoder and not model.encoder.training and model.decoder.training
     assert not [name for name in model.state_dict() if name.startswith("encoder.")]
     sample = make_sample(task, [4, 2])
-    blocks = blocks_for(model, *make_targets([5, 2]), 3, 2, 0)
+    blocks = blocks_for(model, *make_batch([5, 2]), 3, 2, 0)
     output = model(**sample["net_input"], blocks=blocks, glancing_ratio=0.5)
     output["logits"].sum().backward()
     assert all(parameter.grad is None for parameter in model.encoder.parameters())
@@ -159,7 +149,7 @@ def test_glancing_counts_the_first_pass() -> None:
     task = make_task(30)
     model = make_drafter(task, 1)
     sample = make_sample(task, [4, 2])
-    blocks = blocks_for(model, *make_targets([5, 2]), 3, 2, 0)
+    blocks = blocks_for(model, *make_batch([5, 2]), 3, 2, 0)
     plain = model(**sample["net_input"], blocks=blocks)
     assert int(plain["glanced_total"]) == 0
     assert torch.equal(plain["targets"], blocks.targets[blocks.targets != 1])
@@ -174,7 +164,7 @@ def test_glancing_counts_the_first_pass() -> None:
 def test_other_precisions_train(dtype: torch.dtype) -> None:
     task = make_task(30)
     model = make_drafter(task, 1, src_embedding_copy=True).train().to(dtype)
-    blocks = blocks_for(model, *make_targets([5, 2]), 3, 2, 0)
+    blocks = blocks_for(model, *make_batch([5, 2]), 3, 2, 0)
     output = model(**make_sample(task, [4, 2])["net_input"], blocks=blocks, glancing_ratio=0.5)
     output["logits"].float().logsumexp(-1).sum().backward()
     assert output["logits"].dtype == dtype

@@ -22,8 +22,9 @@ from fairseq_plugins.decoding.reference.state import Draft
 from fairseq_plugins.decoding.reference.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.verifier_features import FeatureReader
+from tests.data.test_block_masking import make_batch
 from tests.errors import error_about, refused
-from tests.models.test_block_nat import blocks_for, make_targets
+from tests.models.test_block_nat import blocks_for
 from tests.strategies import FEATURE_DRAFTERS, TRANSFORMERS, UNSHRUNK, example_count, fitting
 from tests.support import (
     Options,
@@ -56,7 +57,7 @@ def test_training_equals_decoding(
     model = make_drafter(task, seed + 1, block_size=4, verifier=verifier, **fitting(drafter_options, options))
     lengths, sources = [6, 3, 0, 9], [5, 2, 7, 1]
     sample = make_sample(task, sources, seed)
-    target, previous = make_targets(lengths)
+    target, previous = make_batch(lengths)
     blocks = blocks_for(model, target, previous, 4, 3, 4)
     encoder_out = model.encoder(**sample["net_input"])
     features, _ = model._verifier_states(previous, encoder_out)
@@ -93,7 +94,7 @@ def test_blocks_are_independent_and_causal() -> None:
     verifier = make_transformer(task, 0)
     model = make_drafter(task, 1, verifier=verifier, **FEATURES)
     sample = make_sample(task, [5, 2, 7])
-    target, previous = make_targets([6, 3, 8])
+    target, previous = make_batch([6, 3, 8])
     blocks = blocks_for(model, target, previous, 3, 2, 4)
     encoder_out = model.encoder(**sample["net_input"])
     features, _ = model._verifier_states(previous, encoder_out)
@@ -117,7 +118,7 @@ def test_copy_of_all_layers_predicts_the_verifiers_next_token() -> None:
     copied = {name: value for name, value in verifier.decoder.state_dict().items() if not name.startswith("embed")}
     decoder.load_state_dict({**decoder.state_dict(), **copied})
     sample = make_sample(task, [5, 2, 7])
-    target, previous = make_targets([6, 3, 8])
+    target, previous = make_batch([6, 3, 8])
     blocks = blocks_for(model, target, previous, 3, 2, 4)
     encoder_out = model.encoder(**sample["net_input"])
     features, _ = model._verifier_states(previous, encoder_out)
@@ -129,7 +130,7 @@ def test_copy_of_all_layers_predicts_the_verifiers_next_token() -> None:
 
 
 def test_block_inputs() -> None:
-    target, previous = make_targets([6, 3])
+    target, previous = make_batch([6, 3])
     model = make_drafter(make_task(VOCABULARY), 1, verifier=make_transformer(make_task(VOCABULARY)), **FEATURES)
     blocks = blocks_for(model, target, previous, 3, 2, 4)
     assert blocks.draft_positions.tolist() == [1, 2, 3, 1, 2, 3]
@@ -145,7 +146,7 @@ def test_block_inputs() -> None:
 
 
 def test_glancing_reveals_the_next_input() -> None:
-    target, previous = make_targets([8, 8, 8])
+    target, previous = make_batch([8, 8, 8])
     model = make_drafter(make_task(VOCABULARY), 1, verifier=make_transformer(make_task(VOCABULARY)), **FEATURES)
     blocks = blocks_for(model, target, previous, 4, 2, 4)
     glanced = glance(blocks, torch.zeros_like(blocks.targets), 0.9, 1)
@@ -165,7 +166,7 @@ def test_loss_by_hand(gain: float) -> None:
     verifier = make_transformer(task, 0)
     model = make_drafter(task, 1, verifier=verifier, **FEATURES).eval()
     sample = make_sample(task, [5, 2])
-    target, previous = make_targets([6, 3])
+    target, previous = make_batch([6, 3])
     blocks = blocks_for(model, target, previous, 3, 2, 4)
     sample |= {"target": target, "blocks": blocks, "glancing_ratio": 0.0, "ntokens": 11}
     sample["net_input"]["prev_output_tokens"] = previous
@@ -216,7 +217,7 @@ def test_verifier_tuning_by_hand() -> None:
     assert verifier.encoder.training and verifier.decoder.training
     model.eval()
     sample = make_sample(task, [5, 2])
-    target, previous = make_targets([6, 3])
+    target, previous = make_batch([6, 3])
     blocks = blocks_for(model, target, previous, 3, 2, 4)
     sample |= {"target": target, "blocks": blocks, "glancing_ratio": 0.0, "ntokens": 11}
     sample["net_input"]["prev_output_tokens"] = previous
@@ -272,7 +273,7 @@ def test_invalid_use_is_refused() -> None:
         GlatLoss(task, 0.1, verifier_loss=-1.0)
     with refused("--tune-verifier.*--drafter-context features"):
         make_drafter(task, tune_verifier=True)
-    tokens, (target, previous) = make_drafter(task), make_targets([3])
+    tokens, (target, previous) = make_drafter(task), make_batch([3])
     blocks = sample_blocks(target, previous, 3, 1, "prefix-causal", 1, tokens.decoder.mask_id)
     net_input = make_sample(task, [4])["net_input"]
     with refused("--soft-targets.*--drafter-context features"):
