@@ -90,8 +90,8 @@ def load(
     Raises:
         ConfigurationError: in one line, for files that are missing or do not fit, and for unknown options.
     """
-    arguments: dict[str, Any] = {name: value for name, value in locals().items() if name != "options"} | options
-    return _load(None, **arguments)
+    given: Any = {name: value for name, value in locals().items() if name != "options"}
+    return _load(None, given, dict(options))
 
 
 def with_decoder(model: Model, decoder: str, **options: Unpack[LoadOptions]) -> Model:
@@ -107,34 +107,18 @@ def with_decoder(model: Model, decoder: str, **options: Unpack[LoadOptions]) -> 
     """
     assert isinstance(model._reload, partial)
     of_methods = {declared.name for name in methods.DECODERS for declared in fields(methods.find(name).options)}
-    kept = {name: value for name, value in model._reload.keywords.items() if name not in of_methods}
-    arguments: dict[str, Any] = {**kept, "decoder": decoder, **options}
-    return _load(model._session.models, **arguments)
+    kept: dict[str, Any] = dict(model._reload.keywords)
+    given: Any = {**{name: kept.pop(name) for name in names(LoadArguments)}, "decoder": decoder}
+    own = {name: value for name, value in kept.items() if name not in of_methods}
+    return _load(model._session.models, given, {**own, **options})
 
 
-def _load(
-    models: list[Any] | None,
-    *,
-    folder: str | Path | None,
-    verifier: str | Path | None,
-    drafter: str | Path | None,
-    data: str | Path | None,
-    decoder: str | None,
-    task: str,
-    task_options: Mapping[str, Any] | None,
-    source_lang: str | None,
-    target_lang: str | None,
-    subwords: str | Path | None,
-    tokenizer: Literal["moses"] | None,
-    device: str | None,
-    precision: Precision,
-    threads: int | None,
-    **options: Any,
-) -> Model:
+def _load(models: list[Any] | None, given: LoadArguments, options: dict[str, Any]) -> Model:
     """Load as `load` does, with `models` in place of the verifier's files if they are given."""
-    arguments = {name: value for name, value in locals().items() if name not in ("options", "models")} | options
+    check_arguments({**given, **options}, LoadArguments)
+    task, decoder, precision = given["task"], given["decoder"], given["precision"]
+    device, tokenizer, task_options = given["device"], given["tokenizer"], given["task_options"]
     of_task = "" if task == "spec_dec" else f"give options of the task {task} as task_options=; else "
-    check_arguments(arguments, LoadArguments)
     check_names(options, LOAD, _fitting(decoder), of_task)
     if decoder is not None and decoder not in methods.DECODERS:
         raise unknown_value("--decoder", decoder, methods.DECODERS)
@@ -142,7 +126,9 @@ def _load(
         raise unknown_value("--precision", precision, ("fp32", "fp16", "bf16"))
     has_heads = decoder is not None and methods.find(decoder).name == "blockwise"
     is_own = task == "spec_dec"
-    files = find_files(folder, verifier, drafter, data, (source_lang, target_lang), subwords, has_heads, is_own)
+    languages = (given["source_lang"], given["target_lang"])
+    named = (given["folder"], given["verifier"], given["drafter"], given["data"])
+    files = find_files(*named, languages, given["subwords"], has_heads, is_own)
     name = methods.find(decoder or ("gad" if files.drafter is not None else "greedy")).name
     values = {**files.options, **options}
     on_gpu = torch.cuda.is_available() and device != "cpu"
@@ -155,7 +141,7 @@ def _load(
     else:
         cfg = task_configuration(task, files, name, precision, {**values, **(task_options or {})})
     # A folder's drafter is there for whoever needs it; one that was named has to be of use.
-    if drafter is None and not methods.find(name).needs_drafter(methods.chosen(cfg.task)[1]):
+    if given["drafter"] is None and not methods.find(name).needs_drafter(methods.chosen(cfg.task)[1]):
         cfg.task.drafter_path = None
     index = _device(cfg, device)
     check_paths(cfg)
@@ -167,7 +153,7 @@ def _load(
         check_text_tools(session, files.subwords)
         if session.task.source_dictionary is not None:
             _check_subwords(files, session.task.source_dictionary.symbols, tokenizer is not None)
-        model = Model(session, files.languages, threads, partial(load, **_absolute(arguments)))
+        model = Model(session, files.languages, given["threads"], partial(load, **_absolute({**given, **options})))
     return model
 
 

@@ -138,7 +138,7 @@ def names(options: type) -> set[str]:
     return set(options.__annotations__)
 
 
-class LoadArguments(TypedDict, total=False):
+class LoadArguments(TypedDict):
     """Arguments of `load` beside its options; paths are strings."""
 
     folder: str | None

@@ -85,12 +85,16 @@ def marks_of_moses(dictionary: Path) -> tuple[bool, bool]:
     return _ESCAPED.search(content) is not None, _DASH.search(content) is not None
 
 
-@cache
 def _by_marks(dictionary: Path) -> str:
-    """Return the tokenizer of a dictionary; log the choice."""
+    """Return the tokenizer of a dictionary; log the choice once."""
     escapes, splits_dashes = marks_of_moses(dictionary)
     found = " and ".join([*(["&apos; or the like"] if escapes else []), *(["@-@"] if splits_dashes else [])])
     choice = f"moses, since {dictionary} has {found}" if found else f"none, since {dictionary} has no &apos; and no @-@"
     other = "none" if found else "moses"
-    logger.warning(spelled(f"tokenizer: {choice}; {{--tokenizer {other}}} says otherwise (check model.tokenize)"))
+    _warn_once(spelled(f"tokenizer: {choice}; {{--tokenizer {other}}} says otherwise (check model.tokenize)"))
     return "moses" if found else "none"
+
+
+@cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)

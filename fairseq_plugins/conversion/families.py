@@ -34,7 +34,7 @@ _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish
 # Far above those of any model, and low enough to refuse a damaged number before memory is full.
 _Layers = Annotated[int, Meta(ge=1, le=1000)]
 _Size = Annotated[int, Meta(ge=1, le=2**24)]
-_Token = Annotated[int, Meta(ge=0, lt=2**24)]
+TokenId = Annotated[int, Meta(ge=0, lt=2**24)]
 
 
 class _Values(TypedDict, total=False):
@@ -52,11 +52,11 @@ class _Values(TypedDict, total=False):
     decoder_attention_heads: _Size
     encoder_ffn_dim: _Size
     decoder_ffn_dim: _Size
-    pad_token_id: _Token
-    bos_token_id: _Token
-    eos_token_id: _Token
-    decoder_start_token_id: _Token
-    forced_bos_token_id: _Token
+    pad_token_id: TokenId
+    bos_token_id: TokenId
+    eos_token_id: TokenId
+    decoder_start_token_id: TokenId
+    forced_bos_token_id: TokenId
     scale_embedding: bool
     share_encoder_decoder_embeddings: bool
     dropout: Annotated[float, Meta(ge=0, le=1)]

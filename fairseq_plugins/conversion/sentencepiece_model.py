@@ -8,6 +8,7 @@ from typing import Annotated, Any, NoReturn, TypedDict
 from msgspec import Meta
 from sentencepiece import sentencepiece_model_pb2
 
+from fairseq_plugins.conversion.families import TokenId
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.typed_values import read_json
 
@@ -29,7 +30,7 @@ class _Step(TypedDict, total=False):
 
 class _Model(TypedDict, total=False):
     type: str
-    vocab: dict[str, int] | list[tuple[str, float]]
+    vocab: dict[str, TokenId] | list[tuple[str, float]]
     merges: list[str | tuple[str, str]]
     dropout: float | None
     unk_token: str | None
@@ -41,13 +42,17 @@ class _Model(TypedDict, total=False):
 
 
 class _Added(TypedDict):
+    id: TokenId
     content: str
 
 
-class _Tokenizer(TypedDict, total=False):
+class Tokenizer(TypedDict, total=False):
+    """Types of tokenizer.json, as far as it is read."""
+
     model: _Model
     normalizer: _Step | None
     pre_tokenizer: _Step | None
+    decoder: _Step | None
     added_tokens: list[_Added]
 
 
@@ -59,7 +64,7 @@ def sentencepiece_model(file: Path) -> bytes:
     Raises:
         ConfigurationError: for a tokenizer that sentencepiece cannot imitate.
     """
-    tokenizer: _Tokenizer = read_json(file, _Tokenizer)
+    tokenizer: Tokenizer = read_json(file, Tokenizer)
     model = tokenizer.get("model", {})
     special = {"<s>", "<pad>", "</s>", "<unk>"} | {token["content"] for token in tokenizer.get("added_tokens", [])}
     _check_words(file, tokenizer.get("pre_tokenizer") or {})

@@ -3,46 +3,21 @@
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, TypedDict
+from typing import TypedDict
 
 import sentencepiece
-from msgspec import Meta
 
-from fairseq_plugins.conversion.families import Config
-from fairseq_plugins.conversion.sentencepiece_model import sentencepiece_model
+from fairseq_plugins.conversion.families import Config, TokenId
+from fairseq_plugins.conversion.sentencepiece_model import Tokenizer, sentencepiece_model
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.typed_values import read_json
 
 ByteLevelBPE = tuple[dict[str, int], list[str]]
 """Vocabulary and merges of GPT-2's byte-level subwords."""
 
-_Id = Annotated[int, Meta(ge=0, lt=2**24)]
-
-
-class _Decoder(TypedDict, total=False):
-    type: str
-
-
-class _Model(TypedDict, total=False):
-    vocab: dict[str, _Id] | list[tuple[str, float]]
-    merges: list[str | tuple[str, str]]
-
-
-class _AddedToken(TypedDict):
-    id: _Id
-    content: str
-
 
 class _Content(TypedDict):
     content: str
-
-
-class _Tokenizer(TypedDict, total=False):
-    """Types of tokenizer.json, as far as it is read."""
-
-    model: _Model
-    decoder: _Decoder | None
-    added_tokens: list[_AddedToken]
 
 
 class _TokenizerSettings(TypedDict, total=False):
@@ -130,10 +105,10 @@ def byte_level_bpe(folder: Path) -> ByteLevelBPE | None:
             lines = merges.read_bytes().decode("utf-8").split("\n")
         except UnicodeDecodeError as error:
             raise ConfigurationError(None, merges, f"is not text in UTF-8 ({error.reason})", "copy it again") from error
-        return read_json(vocabulary, dict[str, _Id]), [
+        return read_json(vocabulary, dict[str, TokenId]), [
             line for line in lines if line and not line.startswith("#version")
         ]
-    values: _Tokenizer = read_json(tokenizer, _Tokenizer) if tokenizer.is_file() else {}
+    values: Tokenizer = read_json(tokenizer, Tokenizer) if tokenizer.is_file() else {}
     if (values.get("decoder") or {}).get("type") != "ByteLevel":
         return None
     own = values.get("model", {})
@@ -171,7 +146,7 @@ def read_names(folder: Path) -> dict[int, str]:
     """
     names: dict[int, str]
     if (folder / "tokenizer.json").is_file():
-        tokenizer: _Tokenizer = read_json(folder / "tokenizer.json", _Tokenizer)
+        tokenizer: Tokenizer = read_json(folder / "tokenizer.json", Tokenizer)
         vocabulary = tokenizer.get("model", {}).get("vocab", {})
         # A list of (piece, score) for unigram models, else piece -> id.
         if isinstance(vocabulary, list):
@@ -180,7 +155,7 @@ def read_names(folder: Path) -> dict[int, str]:
             names = {number: piece for piece, number in vocabulary.items()}
         names |= {token["id"]: token["content"] for token in tokenizer.get("added_tokens", ())}
     elif (folder / "vocab.json").is_file():
-        pieces_of_ids: dict[str, int] = read_json(folder / "vocab.json", dict[str, _Id])
+        pieces_of_ids: dict[str, int] = read_json(folder / "vocab.json", dict[str, TokenId])
         names = {number: piece for piece, number in pieces_of_ids.items()}
     elif (folder / "sentencepiece.bpe.model").is_file():
         pieces = _sentencepiece(folder / "sentencepiece.bpe.model")
@@ -196,7 +171,7 @@ def _with_added_tokens(folder: Path, names: dict[int, str]) -> dict[int, str]:
     """Add tokens that other files number, then languages and the mask after all others."""
     numbered, listed = folder / "added_tokens.json", ("special_tokens_map.json", "tokenizer_config.json")
     if numbered.is_file():
-        added: dict[str, int] = read_json(numbered, dict[str, _Id])
+        added: dict[str, int] = read_json(numbered, dict[str, TokenId])
         names = names | {number: name for name, number in added.items()}
     files = [folder / name for name in listed if (folder / name).is_file()]
     tokenizer_settings: list[_TokenizerSettings] = [read_json(file, _TokenizerSettings) for file in files]

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 import fairseq_plugins
 from fairseq_plugins.api.files import find_files
-from fairseq_plugins.api.text_tools import _by_marks, set_text_tools
+from fairseq_plugins.api.text_tools import _warn_once, set_text_tools
 from tests.errors import error_about
 from tests.support import REPOSITORY
 
@@ -53,7 +53,7 @@ def words(folder: Path, tokenizer: str | None = None) -> str:
 
 
 def test_the_dictionary_chooses_the_tokenizer(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    _by_marks.cache_clear()
+    _warn_once.cache_clear()
     assert words(folder) == words(folder) == words(folder, tokenizer="none") == TEXT
     model = fairseq_plugins.load(folder, decoder="greedy", device="cpu")
     assert " ".join(model.tokenize(TEXT)).replace("@@ ", "") == TEXT
@@ -64,8 +64,14 @@ def test_the_dictionary_chooses_the_tokenizer(folder: Path, tmp_path: Path, capl
     assert words(both, tokenizer="none") == TEXT and words(both, tokenizer="moses") == words(both)
     assert words(with_words(folder, tmp_path / "escapes.en-de", "&quot;")) == "Isn &apos;t a well-known dog"
     assert words(with_words(folder, tmp_path / "dashes.en-de", "@-@")) == "Isn 't a well @-@ known dog"
+    shutil.copy(folder / "dict.en.txt", tmp_path / "both.en-de")
+    assert words(both) == TEXT  # a folder that has changed
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert [message.split(", ")[0] for message in said] == ["tokenizer: none", *["tokenizer: moses"] * 3]
+    assert [message.split(", ")[0] for message in said] == [
+        "tokenizer: none",
+        *["tokenizer: moses"] * 3,
+        "tokenizer: none",
+    ]
     assert f"since {folder}/dict.en.txt has no &apos; and no @-@" in said[0]
     assert f"since {both}/dict.en.txt has &apos; or the like and @-@" in said[1] and "model.tokenize" in said[1]
     assert 'tokenizer="none" says otherwise' in said[1]  # as the process spells options

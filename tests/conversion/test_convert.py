@@ -160,7 +160,7 @@ def test_nothing_is_overwritten_and_nothing_half_written(
     def fail(*args: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("fairseq_plugins.shared.files._write_all", fail)
+    monkeypatch.setattr("fairseq_plugins.shared.files.write_all", fail)
     assert cli.main([str(tmp_path / "hf"), str(tmp_path / "out")]) == 2
     assert "No space left on device" in capsys.readouterr().err
     assert sorted(file.name for file in tmp_path.iterdir()) == ["hf", "taken"]
