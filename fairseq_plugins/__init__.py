@@ -5,8 +5,15 @@ In a program that imports it, it changes nothing that is the program's; in a too
 
 import sys
 
-from fairseq_plugins.help_texts import answer_help
-from fairseq_plugins.version import __version__
+# The hook first: imports take seconds, in which the user may press Ctrl-C.
+from fairseq_plugins.checkpoint.tool_errors import excepthook
+from fairseq_plugins.process.output import is_tool, lower_log_level, unchanged_logging, watch_output
+
+if is_tool():
+    sys.excepthook = excepthook
+
+from fairseq_plugins.help_texts import answer_help  # noqa: E402
+from fairseq_plugins.version import __version__  # noqa: E402
 
 answer_help()
 
@@ -14,13 +21,9 @@ from fairseq_plugins.shared.arguments import refuse_wrong_arguments  # noqa: E40
 
 refuse_wrong_arguments()
 
-from fairseq_plugins.checkpoint.tool_errors import excepthook  # noqa: E402
 from fairseq_plugins.errors import ConfigurationError, on_command_line, spell_as  # noqa: E402
-from fairseq_plugins.process.output import is_tool, lower_log_level, unchanged_logging, watch_output  # noqa: E402
 
-# Before torch is imported, which takes seconds in which the user may press Ctrl-C.
 if is_tool():
-    sys.excepthook = excepthook
     spell_as(on_command_line)
     watch_output()
     lower_log_level()

@@ -10,7 +10,13 @@ from types import TracebackType
 from typing import Any
 
 from fairseq_plugins.errors import ConfigurationError, explain, on_command_line, one_line
-from fairseq_plugins.process.output import abandon_output, is_output_failure, say, say_output_failure
+from fairseq_plugins.process.output import (
+    abandon_output,
+    is_output_failure,
+    say,
+    say_interrupted,
+    say_output_failure,
+)
 
 
 def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -21,7 +27,7 @@ def excepthook(kind: type[BaseException], error: BaseException, trace: Traceback
     programs do: a shell sees 130, and ends its own loop.
     """
     if isinstance(error, KeyboardInterrupt):
-        say("interrupted")
+        say_interrupted()
     elif is_output_failure(error):
         say_output_failure(error)
         abandon_output()

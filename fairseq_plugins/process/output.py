@@ -19,6 +19,9 @@ _TOOLS = _PACKAGE.with_name("train_scripts")  # in a checkout
 def is_tool() -> bool:
     """Return whether this process is a command of fairseq or of this project, not a program that uses the package."""
     program = Path(sys.argv[0] if sys.argv else "")
+    if str(program) == "-m":  # Python is looking for the module that it will run
+        module = next((name for name in sys.orig_argv[1:] if not name.startswith("-")), "")
+        return module.partition(".")[0] in (_PACKAGE.name, "fairseq_cli")
     is_module = program.parent.name == "fairseq_cli" or _PACKAGE in program.parents or _TOOLS in program.parents
     return is_module or program.name.startswith(("fairseq-", "spec-dec-"))
 
@@ -85,6 +88,16 @@ def say(line: str) -> None:
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
             print(line, file=sys.stderr, flush=True)
+
+
+PARENT = "SPEC_DEC_PARENT"
+"""Variable with the process of a command that has started this one."""
+
+
+def say_interrupted(command: str = "") -> None:
+    """Print that Ctrl-C has ended the command; of several processes that share its work only the first does."""
+    if PARENT not in os.environ:
+        say(f"{command}interrupted")
 
 
 class _ClosedOutput(io.TextIOBase):

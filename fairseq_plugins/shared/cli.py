@@ -27,6 +27,7 @@ from fairseq_plugins.process.output import (
     is_output_failure,
     is_tool,
     say,
+    say_interrupted,
     say_output_failure,
     watch_output,
 )
@@ -196,7 +197,7 @@ def _run_command(name: str, run: Callable[[Sequence[str]], None], arguments: lis
         requeue()
         return 128 + signal.SIGUSR1
     except KeyboardInterrupt:
-        say(f"{name}: interrupted")
+        say_interrupted(f"{name}: ")
         return 130
     except Exception as error:
         if is_output_failure(error):

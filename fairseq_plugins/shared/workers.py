@@ -1,6 +1,7 @@
 """Share shards of the work among processes, and start one process for each GPU."""
 
 import ctypes
+import logging
 import os
 import signal
 import sys
@@ -15,10 +16,9 @@ from torch import distributed
 
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.process.ending import FAILURES, set_failed
-from fairseq_plugins.process.output import say
+from fairseq_plugins.process.output import PARENT, say
 from fairseq_plugins.shared.files import HeldByAnother
 
-_PARENT = "SPEC_DEC_PARENT"
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 WAIT_SECONDS = 2.0
@@ -124,7 +124,7 @@ def check_trains_together(worker: Worker) -> None:
 
 def end_with_parent() -> None:
     """Let the system end this process when the one of `start_processes` is killed, which started it."""
-    parent = os.environ.get(_PARENT)
+    parent = os.environ.get(PARENT)
     if parent is None:
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -146,7 +146,7 @@ def start_processes(count: int, module: str, argv: Sequence[str]) -> None:
     arguments = ["--standalone", "--nproc-per-node", str(count), "-m", module, *argv]
     with tempfile.TemporaryDirectory(prefix="spec-dec-") as folder:
         failures = Path(folder, "failures")
-        variables = {_PARENT: str(os.getpid()), FAILURES: str(failures)}
+        variables = {PARENT: str(os.getpid()), FAILURES: str(failures)}
         if "OMP_NUM_THREADS" not in os.environ:
             # A share of the cores each; torchrun would set 1, and warn of it.
             variables["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // count))
@@ -166,6 +166,7 @@ def _run_torchrun(arguments: Sequence[str], count: int) -> None:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    logging.disable(logging.WARNING)  # of torchrun, about each signal that it sends
     try:
         torchrun.main(arguments)
     except SignalException as error:  # torchrun has ended the processes
@@ -176,3 +177,5 @@ def _run_torchrun(arguments: Sequence[str], count: int) -> None:
         problem = f"{len(error.failures)} of {count} processes failed, for the reason given above"
         remedy = "mend it and run the same command again: what is finished is kept"
         raise ConfigurationError(None, None, problem, remedy) from error
+    finally:
+        logging.disable(logging.NOTSET)

@@ -1,10 +1,14 @@
 """A program that imports the package keeps what it owns: hooks, signals, logging, warnings, memory, random numbers."""
 
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from fairseq_plugins.process.output import PARENT
 from tests.support import REPOSITORY
 
 STATE = """
@@ -64,3 +68,17 @@ def test_what_a_program_owns_is_unchanged(first: str) -> None:
 def test_uncaught_errors_of_a_program_keep_their_traceback() -> None:
     ended = run("import fairseq_plugins, torch\ndef own():\n    raise torch.OutOfMemoryError('of its own')\nown()")
     assert ended.returncode == 1 and "in own\n" in ended.stderr and "of its own" in ended.stderr
+
+
+def test_ctrl_c_during_imports_of_a_command_prints_one_line(tmp_path: Path) -> None:
+    """Also where Python runs a module; one of several processes prints none, as the first one does."""
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
+    script = tmp_path / "spec-dec-translate"
+    script.write_text("from fairseq_plugins.translation.cli import main")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
+    for command in (["-m", "fairseq_plugins.translation.cli"], [str(script), "model"]):
+        for more, printed in (({}, "interrupted\n"), ({PARENT: "1"}, "")):
+            ended = subprocess.run(
+                [sys.executable, "-u", *command], env={**environment, **more}, capture_output=True, text=True
+            )
+            assert (ended.returncode, ended.stderr) == (-signal.SIGINT, printed)

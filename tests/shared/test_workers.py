@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing import SignalException
 
+from fairseq_plugins.process.output import PARENT
 from fairseq_plugins.shared import workers
 from fairseq_plugins.shared.cli import run_command
 from fairseq_plugins.shared.workers import Worker, check_trains_together, start_processes
@@ -84,7 +85,7 @@ def test_workers_end_with_a_killed_parent() -> None:
     reads, writes = os.pipe()
     parent = os.fork()
     if parent == 0:
-        os.environ[workers._PARENT] = str(os.getpid())
+        os.environ[PARENT] = str(os.getpid())
         if os.fork() == 0:
             workers.end_with_parent()
             os.write(writes, b"%d " % os.getpid())
