@@ -201,7 +201,7 @@ class KernelWeights(ABC):
     def path(self, decoder: BlockNatDecoder, vocabulary: Tensor | None) -> AnyPath:
         """Convert the layers that choose a draft's tokens from their scores (drafters/path.py); a GRU stays in fp32."""
         transition, size = decoder.transition, decoder.embed_tokens.num_embeddings
-        ids = torch.arange(size) if vocabulary is None else vocabulary
+        ids = torch.arange(size, device=decoder.embed_tokens.weight.device) if vocabulary is None else vocabulary
         layers: dict[str, AnyLinear] = {}
         before = None
         if transition is not None:

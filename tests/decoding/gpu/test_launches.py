@@ -3,20 +3,25 @@
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
-from tests.support import Options, make_args, make_task
+from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
+from tests.support import Options, make_args, make_drafter, make_task, make_transformer
 
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 from fairseq.models.transformer import TransformerModel, base_architecture
+from triton.runtime.jit import JITFunction
 
 from fairseq_plugins.decoding.gpu import interface as gpu
 from fairseq_plugins.decoding.gpu.model import GpuWeights
+from fairseq_plugins.decoding.gpu.runner import Workspace
 from tests.decoding.gpu.launches import Launch, compiled, record
 
 TASK = make_task(10000)
@@ -111,6 +116,61 @@ def test_launches_of_sampling(decoder: str, more: int) -> None:
     without = len(_launches(decoder, 1))
     assert len(_launches(decoder, 1, keeps=False)) == without
     assert len(_launches(decoder, 1, keeps=True)) == without + more
+
+
+def _on_meta(model: Any) -> Any:
+    """Move a model to a device without memory; numbers of a drafter that the host reads stay."""
+    numbers = {name: buffer for name, buffer in model.named_buffers() if name.endswith(("_counts", "_size"))}
+    model.to("meta")
+    for name, buffer in numbers.items():
+        folder, _, name = name.rpartition(".")
+        setattr(model.get_submodule(folder), name, buffer)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("decoder", "options", "settings"),
+    [
+        ("greedy", {}, None),
+        ("fast-beam", {}, None),
+        ("iad", {"iad_lookup": "recent"}, None),
+        ("reuse", {"iad_fallback": "gad"}, {"drafter_context": "tokens"}),
+        ("hybrid-jacobi", {"jacobi_pool": True}, None),
+        ("gad", {}, {"transition_rank": 4, "transition_state": 4, "src_embedding_copy": True}),
+        ("gad++", {"top_beta": 3, "tau": 1.0}, {"drafter_context": "tokens", "share_encoder": True}),
+        ("blockwise", {"top_beta": 3}, None),
+    ],
+)
+def test_kernels_read_only_the_device_of_the_weights(
+    decoder: str, options: dict[str, Any], settings: dict[str, Any] | None
+) -> None:
+    """Interpreted, kernels read memory of the host, too."""
+    task, device = make_task(30), torch.device("meta")
+    model = make_transformer(task, 1)
+    if decoder == "blockwise":
+        args = make_args(blockwise_heads=3)
+        blockwise_transformer(args)
+        model = BlockwiseTransformer.build_model(args, task)
+    drafter = None if settings is None else _on_meta(make_drafter(task, 4, verifier=model, **settings))
+    how, weights, devices = Options(decoder, **options), GpuWeights(device=device), set()
+    _on_meta(model)
+    assert how.spec.build_kernels is not None
+    method = how.spec.build_kernels(how.context([model], drafter, task, weights), how.options)
+
+    def run(self: Any, *given: Any, grid: Any, warmup: bool, **more: Any) -> None:
+        devices.update(value.device for value in (*given, *more.values()) if isinstance(value, torch.Tensor))
+
+    # Without memory, buffers have no addresses.
+    free = mock.patch.object(Workspace, "free", lambda self, rows, *_: torch.empty(rows, self.width, device=device))
+    with mock.patch.object(JITFunction, "run", run), free:
+        engine = gpu.Generator(
+            encoder=weights.encoder(model.encoder), verifier=weights.decoder(model.decoder, method.projection),
+            drafter=method.drafter, acceptance=method.acceptance, head=method.head,
+            beam=2 if decoder == "fast-beam" else 0, places=2, outputs=20, sources=20,
+        )  # fmt: skip
+        engine.search.encode(2)
+        engine.search.iterate(1, engine.widths[-1])
+    assert devices == {device}
 
 
 @pytest.mark.slow
