@@ -19,7 +19,6 @@ PART = 256
 PART_OF_BEAMS = 1024
 _MOST_WHOLE = 1024  # widest input of a product that is one tile
 _PART = 512  # inputs of a part of the second feed-forward layer
-_MOST_OF_HEAD = 2**16  # numbers of a head's tile of weights: twice as many bytes are most of the shared memory
 _FEW_ROWS = 64  # up to here more programs are faster than larger tiles
 
 
@@ -31,6 +30,18 @@ def padded(width: int) -> int:
 def uses_dependent_launch(device: torch.device) -> bool:
     """Return whether the device has programmatic dependent launch (Hopper and later)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def most_of_head(device: torch.device) -> int:
+    """Return how many numbers a head's tile of weights may have: twice as many bytes are most of the shared memory.
+
+    GPUs for data centres have 163 KB or more, others 99.
+    """
+    if device.type != "cuda":
+        return 2**16
+    # Some versions of PyTorch do not tell.
+    shared = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 163 * 1024)
+    return 2**16 if shared >= 163 * 1024 else 2**15
 
 
 @dataclass(frozen=True)
@@ -167,7 +178,7 @@ class Runner:
         self.model = model
         self.dtype, self.device = model.embedding.dtype, model.embedding.device
         self.launch = {"launch_pdl": True} if uses_dependent_launch(self.device) else {}
-        self.pdl = bool(self.launch)
+        self.pdl, self.most_of_head = bool(self.launch), most_of_head(self.device)
         inner = max(layer.fc1.outputs for layer in model.layers)
         parts = max(model.heads, triton.cdiv(inner, _PART))
         self.memory = Workspace(most_rows, model.width, inner, parts, self.dtype, self.device)
@@ -322,13 +333,13 @@ class Runner:
         tile = 16 if query is not None or step.per_sentence <= 16 or self.dtype == torch.float32 else 32
         results = self._parts(0 if query is None else 1, layer.heads, step.rows)
         head = padded(width // layer.heads)
-        outputs = min(padded(triton.cdiv(width, tiles.out_tiles)), _MOST_OF_HEAD // 2 // head)
+        outputs = min(padded(triton.cdiv(width, tiles.out_tiles)), self.most_of_head // 2 // head)
         ancestors = step.ancestors if query is None else None
         beam = 0 if ancestors is None else step.per_sentence
         slots, part = (_SLOTS, PART) if ancestors is None else (max(_SLOTS_OF_BEAMS, padded(beam)), PART_OF_BEAMS)
         parts = step.parts[0 if query is None else 1]
         has_bias = query is not None and query.bias is not None
-        is_small = query is None and tile == 16 and head * outputs < _MOST_OF_HEAD // 2
+        is_small = query is None and tile == 16 and head * outputs < 2**15
         warps = 4 if is_small and self.dtype != torch.float32 else 8
         grid = (step.rows // step.per_sentence * triton.cdiv(step.per_sentence, tile), layer.heads)
         out_tiles = triton.cdiv(width, outputs)
@@ -341,7 +352,7 @@ class Runner:
             peaks, step.active, step.rows, step.per_sentence, width, width // layer.heads,
             (width // layer.heads) ** -0.5, CROSS=query is not None, HAS_BIAS=has_bias, SLOTS=slots,
             PART=0 if parts == 1 else max(part, slots), num_warps=warps, **shape, **constants,
-            **chunks(width, self.dtype, min(_MOST_WHOLE, _MOST_OF_HEAD // head)), **self.launch,
+            **chunks(width, self.dtype, min(_MOST_WHOLE, self.most_of_head // head)), **self.launch,
         )  # fmt: skip
         if parts > 1:
             attention.join_parts[*grid, out_tiles](

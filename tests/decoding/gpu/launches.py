@@ -19,7 +19,7 @@ from fairseq_plugins.decoding.gpu import runner
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 # Bytes of shared memory of a program, by capability.
-SHARED = {80: 163 * 1024, 90: 227 * 1024}
+SHARED = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
 TYPES = {
     torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64",
 }  # fmt: skip

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -53,8 +54,11 @@ def _drafters(decoder: Any) -> dict[str, tuple[Any, list[tuple[int, int]], dict[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("width", "heads"), [(1024, 8), (1280, 20)])
-def test_wide_models_fit_the_shared_memory(width: int, heads: int) -> None:
+@pytest.mark.parametrize(
+    ("width", "heads", "capability"), [(1024, 8, 80), (1280, 20, 80), (1024, 16, 86), (1024, 8, 86)]
+)
+def test_wide_models_fit_the_shared_memory(width: int, heads: int, capability: int) -> None:
+    from fairseq_plugins.decoding.gpu import runner
     from fairseq_plugins.decoding.gpu.batch import Sizes
     from fairseq_plugins.decoding.gpu.search import GreedySearch
     from tests.decoding.gpu.launches import compiled, record
@@ -69,9 +73,11 @@ def test_wide_models_fit_the_shared_memory(width: int, heads: int) -> None:
             search.iterate(places, 0)
         search.encode(8)
 
-    for found in dict.fromkeys(record(launch)):
+    with mock.patch.object(runner, "most_of_head", lambda device: 2**16 if capability == 80 else 2**15):
+        launches = record(launch)
+    for found in dict.fromkeys(launches):
         if found.name in ("attend", "join_parts"):
-            compiled(found, 80)
+            compiled(found, capability)
 
 
 def _is_own(launch: Any) -> bool:
