@@ -1,8 +1,12 @@
 """Launches that are captured once as a CUDA graph and replayed; without a GPU, functions that are called."""
 
+import threading
 from collections.abc import Callable
 
 import torch
+
+# One capture at a time: it begins by synchronising the device, which is forbidden while another thread captures.
+_capturing = threading.Lock()
 
 
 class Replayed:
@@ -18,15 +22,16 @@ class Replayed:
         self.graph: torch.cuda.CUDAGraph | None = None
         if device.type != "cuda":
             return
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            launch()
-        torch.cuda.current_stream(device).wait_stream(stream)
+        main, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+        side.wait_stream(main)
         self.graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile.
-        with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
+        # The current device is that of the stream. Stream and device are restored even if a capture fails.
+        with _capturing, torch.cuda.stream(side):
             launch()
+            # Other threads may use the device meanwhile.
+            with torch.cuda.graph(self.graph, stream=side, capture_error_mode="thread_local"):
+                launch()
+        main.wait_stream(side)
 
     def __call__(self) -> None:
         """Run the launches on the current stream."""
