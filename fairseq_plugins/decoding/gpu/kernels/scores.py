@@ -110,7 +110,7 @@ def vocabulary(
     if LIMITED or DRAWS:
         total = total / tl.load(penalties + TEMPERATURE)
     if LIMITED or DRAWS or not STORES:
-        at = row * tiles + tile
+        at = row.to(tl.int64) * tiles + tile
         total = tl.where(output[None, :] < outputs, total, float("-inf"))
         peak = tl.max(total, 1)
         tl.store(peaks + at, peak, is_row)
@@ -126,7 +126,7 @@ def vocabulary(
             total = tl.where((of_tokens[None, :] & of_rows[:, None]) != 0, float("-inf"), total)
     if STORES:
         ok = is_row[:, None] & (output[None, :] < outputs)
-        tl.store(all_scores + row[:, None] * outputs + output[None, :], total, ok)
+        tl.store(all_scores + row[:, None].to(tl.int64) * outputs + output[None, :], total, ok)
     else:
         scores = total
         if DRAWS:
@@ -185,7 +185,9 @@ def best_tokens(
     if row % per_sentence >= needed:
         return
     tile = tl.arange(0, TILES)
-    at = row * tiles + tile
+    # Offsets into the scores of many rows do not fit 32 bits.
+    of_row = row.to(tl.int64) * tiles
+    at = of_row + tile
     is_tile = tile < tiles
     peak = tl.load(peaks + at, mask=is_tile, other=float("-inf"))
     sum = tl.load(sums + at, mask=is_tile, other=0.0)
@@ -201,9 +203,9 @@ def best_tokens(
     else:
         scores = tl.load(best_scores + at * BEST, mask=is_tile, other=float("-inf"))
         score, index = best_of(scores, 0, tiles)
-        token = tl.load(best_tokens + (row * tiles + index) * BEST)
+        token = tl.load(best_tokens + (of_row + index) * BEST)
         if DRAWS:
-            score = tl.load(drawn_scores + row * tiles + index)
+            score = tl.load(drawn_scores + of_row + index)
     if LIMITED:
         allowed = tl.load(only + row)
         if allowed >= 0:
@@ -277,7 +279,7 @@ def accept(
             for first in range(0, tiles * BEST, CHUNK):
                 place = first + tl.arange(0, CHUNK)
                 ok = is_drafted[:, None] & (place < tiles * BEST)[None, :]
-                at = row[:, None] * (tiles * BEST) + place[None, :]
+                at = row[:, None].to(tl.int64) * (tiles * BEST) + place[None, :]
                 others = tl.load(best_scores + at, mask=ok, other=-float("inf"))
                 better += tl.sum((others > score[:, None]).to(tl.int32), 1)
             near = allowed & (better < BETA) & (log_prob - of_draft <= tau)

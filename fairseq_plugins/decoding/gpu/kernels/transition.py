@@ -158,7 +158,7 @@ def choose_next(
             before_overwriting()
             tl.store(num_drafted + sentence, tl.where(is_end, tl.minimum(count, step), count))
     if step < width:
-        row = sentence * width + step
+        row = (sentence * width + step).to(tl.int64)
         factor = tl.load(before + last * rank + of_rank, mask=is_rank, other=0.0).to(tl.float32)
         if HAS_STATE:
             state = tl.load(states + old * state_width + unit, mask=is_unit, other=0.0)
