@@ -23,6 +23,12 @@ _TOKENS = TOKENS.value
 _BITS = ALWAYS.value, TOO_EARLY.value, AT_BEGINNING.value
 
 
+def on_device(values: object, device: torch.device, dtype: torch.dtype = torch.int32) -> Tensor:
+    """Return numbers on a device. They go through pinned memory, so that the host does not wait for what is queued."""
+    tensor = torch.as_tensor(values, dtype=dtype)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Sizes of the memory.
@@ -119,14 +125,14 @@ class Batch:
             suppressed: tokens that are not chosen anywhere, and at the beginning of an output.
             topk: tokens that may be drawn; 0 for no limit.
         """
-        self.limits[:_TOKENS].copy_(torch.tensor([pad, unk, eos, 0, 0, 0, 0, topk], dtype=torch.int32))
+        self.limits[:_TOKENS] = on_device([pad, unk, eos, 0, 0, 0, 0, topk], self.limits.device)
         everywhere, at_beginning = suppressed
         of_tokens = (pad, *everywhere), (eos,), at_beginning
         if of_tokens != self._limits_of_tokens:
             bits = torch.zeros(len(self.limits) - _TOKENS, dtype=torch.int32)
             for bit, tokens in zip(_BITS, of_tokens, strict=True):
                 bits[[token for token in tokens if token >= 0]] |= bit
-            self.limits[_TOKENS:].copy_(bits)
+            self.limits[_TOKENS:] = on_device(bits, self.limits.device)
             self._limits_of_tokens = of_tokens
 
     def fitting(self, output: int, source: int) -> int:

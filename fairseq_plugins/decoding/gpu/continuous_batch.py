@@ -7,9 +7,9 @@ graph has from the first to the last one that is taken.
 import atexit
 import threading
 from collections import deque
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -47,6 +47,11 @@ class ContinuousBatch:
         self._events: list[Event] = []
         self._is_closed = False
         self._failure: Exception | None = None
+        device = loop.device
+        # Results are copied while the next iterations run: what is copied, they do not write.
+        self._beside: AbstractContextManager[Any] = nullcontext()
+        if device.type == "cuda":
+            self._beside = torch.cuda.stream(torch.cuda.Stream(device))
         self._thread = threading.Thread(target=self._work, name="continuous batch", daemon=True)
         self._thread.start()
         atexit.register(self.close)  # a thread that decodes while Python ends would abort
@@ -157,7 +162,8 @@ class ContinuousBatch:
         events: list[Event] = []
         streamed = [request for request in requests if request.streams and request.sentence.error is None]
         if streamed:
-            rows = loop.batch.tokens[[request.sentence.place for request in streamed]].cpu()
+            with self._beside:
+                rows = loop.batch.tokens[[request.sentence.place for request in streamed]].cpu()
             for request, row in zip(streamed, rows, strict=True):
                 sentence = request.sentence
                 tokens = row[1 + request.reported : 1 + sentence.length].tolist()
@@ -181,8 +187,9 @@ class ContinuousBatch:
     def _outputs(self, sentences: list["Sentence"]) -> dict[int, FoundOutput]:
         if not sentences:
             return {}
-        self._loop.collect([sentence.place for sentence in sentences])
-        self._loop.wait()
+        with self._beside:
+            self._loop.collect([sentence.place for sentence in sentences])
+            self._loop.wait()
         return {id(sentence): sentence.found() for sentence in sentences}
 
     def _snapshot(self) -> list[Request]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.acceptance import Acceptance
-from fairseq_plugins.decoding.gpu.batch import Sizes
+from fairseq_plugins.decoding.gpu.batch import Sizes, on_device
 from fairseq_plugins.decoding.gpu.beam_search import BeamSearch
 from fairseq_plugins.decoding.gpu.continuous_batch import ContinuousBatch, Request
 from fairseq_plugins.decoding.gpu.drafter import Drafter
@@ -97,7 +97,7 @@ class Generator(HostLoop):
         tokens = tuple(suppressed), tuple(begin_suppressed)
         self.set_scoring(Scoring(unk_penalty, temperature, topk, topp, noise_keys is not None, *tokens))
         limits = [pad, unk, eos, min_len, max_len, width, first_token, 0]
-        self.batch.place_limits.copy_(torch.tensor(limits, dtype=torch.int32))
+        self.batch.place_limits.copy_(on_device(limits, self.device))
 
     def check(self, sentence: Sentence) -> None:
         """Raise ValueError for a source that does not fit."""

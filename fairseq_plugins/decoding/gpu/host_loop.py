@@ -15,7 +15,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from fairseq_plugins.decoding.gpu.batch import TILE
+from fairseq_plugins.decoding.gpu.batch import TILE, on_device
 from fairseq_plugins.decoding.gpu.beam_search import BeamSearch, EosForbidden
 from fairseq_plugins.decoding.gpu.drafter import Drafter
 from fairseq_plugins.decoding.gpu.graphs import Replayed
@@ -74,13 +74,14 @@ class Sentence:
     def found(self) -> FoundOutput:
         """Return the output of greedy search."""
         tokens, log_probs = (values[1 : self.length + 1] for values in self.output)
-        return tokens.long().numpy(), log_probs.numpy(), self.emitted
+        # Copies, as users may keep them: the memory of a whole batch is pinned.
+        return tokens.long().numpy(), log_probs.clone().numpy(), self.emitted
 
     def hypotheses(self) -> list[FoundHypothesis]:
         """Return the hypotheses of beam search."""
         tokens, log_probs, scores, lengths, count = self.output
         ended = zip(tokens, log_probs, scores.tolist(), lengths.tolist(), strict=True)
-        found = [(row[:size].long().numpy(), each[:size].numpy(), score) for row, each, score, size in ended]
+        found = [(row[:size].long().numpy(), each[:size].clone().numpy(), score) for row, each, score, size in ended]
         return found[: int(count)]
 
 
@@ -116,8 +117,8 @@ class HostLoop:
         self.batch, self.device, self.most_places = search.batch, search.device, search.sizes.places
         self.iterations: dict[_Key, Replayed] = {}
         self.encoders: dict[int, Replayed] = {}
-        self.ahead, is_gpu = AHEAD, self.device.type == "cuda"
-        self.ring = torch.zeros(AHEAD + 1, self.most_places, STATUS.value, dtype=torch.int32, pin_memory=is_gpu)
+        self.ahead, self.is_gpu = AHEAD, self.device.type == "cuda"
+        self.ring = torch.zeros(AHEAD + 1, self.most_places, STATUS.value, dtype=torch.int32, pin_memory=self.is_gpu)
         self.waiting: deque[Sentence] = deque()
         self.owners: list[Sentence | None] = []
         self.is_open, self.max_source = False, sizes.sources
@@ -149,7 +150,9 @@ class HostLoop:
         self.batch.draw = self.batch.draws(topk > 0 or topp > 0) if scoring.draws else None
         self.scoring = scoring
         self.prepare_places()
-        self.batch.penalties.copy_(torch.tensor([scoring.unk_penalty, scoring.temperature, topp]))
+        self.batch.penalties.copy_(
+            on_device([scoring.unk_penalty, scoring.temperature, topp], self.device, torch.float32)
+        )
         suppressed = scoring.suppressed, scoring.begin_suppressed
         self.batch.set_limits(*self.symbols[:3], suppressed, topk)
 
@@ -175,7 +178,7 @@ class HostLoop:
             if key not in self.iterations:
                 self.iterations[key] = Replayed(partial(self.search.iterate, self.places, width), self.device)
         # Triton's interpreter has no costs to compare: there, all drafts have the full length.
-        if self.policy is not None and self.device.type == "cuda":
+        if self.policy is not None and self.is_gpu:
             self.batch.parts = self.search.sizes.parts(1, self.longest)
             self.policy.measure(self.places, partial(self.seconds_of, self.places))
 
@@ -183,23 +186,25 @@ class HostLoop:
         """Return the seconds of an iteration of greedy search, measured; ends the batch and changes its limits.
 
         Args:
-            places: as many sentences have outputs of 8 and sources of 24 tokens.
+            places: of the graph; those with memory have outputs of 8 and sources of 24 tokens.
             width: length of drafts; its graph has been captured.
         """
         batch, replay = self.batch, self.iterations[self._key(width)]
         batch.set_limits(1, 3, -1)
-        batch.place_limits.copy_(torch.tensor([1, 3, -1, 0, self.max_len, 0, 0, 0], dtype=torch.int32))
-        batch.penalties.copy_(torch.tensor([0.0, 1.0, 0.0]))
-        batch.source_lengths[:places] = source = min(24, self.search.sizes.sources)
-        batch.source_ends[:places] = source - 1
-        times = []
+        batch.place_limits.copy_(on_device([1, 3, -1, 0, self.max_len, 0, 0, 0], self.device))
+        batch.penalties.copy_(on_device([0.0, 1.0, 0.0], self.device, torch.float32))
+        # Places beyond the usable ones have no slots in the caches.
+        used = slice(min(places, self.usable))
+        batch.source_lengths[used] = source = min(24, self.search.sizes.sources)
+        batch.source_ends[used] = source - 1
+        times, stream = [], torch.cuda.current_stream(self.device)
         for _ in range(5):
-            batch.lengths[:places] = min(8, self.max_len)
-            batch.active[:places] = ALL_ROWS.value
+            batch.lengths[used] = min(8, self.max_len)
+            batch.active[used] = ALL_ROWS.value
             began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            began.record()
+            began.record(stream)
             replay()
-            ended.record()
+            ended.record(stream)
             ended.synchronize()
             times.append(float(began.elapsed_time(ended)) / 1e3)
         batch.active.zero_()
@@ -236,8 +241,8 @@ class HostLoop:
             [pad, unk, eos, sentence.min_len, sentence.max_len, len(sentence.prefix), first_token, 0]
             for _, sentence in taken
         ]
-        places = torch.tensor([place for place, _ in taken], device=self.device)
-        self.batch.place_limits.index_copy_(0, places, torch.tensor(limits, dtype=torch.int32).to(self.device))
+        places = on_device([place for place, _ in taken], self.device, torch.long)
+        self.batch.place_limits.index_copy_(0, places, on_device(limits, self.device))
         if self.drafter is None:
             return
         active = [owner for owner in self.owners if owner is not None]
@@ -264,26 +269,22 @@ class HostLoop:
     def _encode(self, taken: Sequence[tuple[int, Sentence]], count: int) -> None:
         """Encode sentences at their places."""
         places = [place for place, _ in taken]
+        numbers = on_device(places, self.device, torch.long)
         width = max(len(sentence.prefix) for _, sentence in taken)
         if width:
             rows = [[*sentence.prefix, *[self.pad] * (width - len(sentence.prefix))] for _, sentence in taken]
-            self.batch.prefix[places, :width] = torch.tensor(rows).to(self.batch.prefix)
+            self.batch.prefix[:, :width].index_copy_(0, numbers, on_device(rows, self.device))
         if self.batch.draw is not None:
-            keys = torch.tensor([list(sentence.noise_key) for _, sentence in taken])
-            self.batch.noise_keys[places] = keys.to(self.batch.noise_keys)
+            keys = torch.tensor([list(sentence.noise_key) for _, sentence in taken]).to(torch.int32)
+            self.batch.noise_keys.index_copy_(0, numbers, on_device(keys, self.device))
         tiles = min(max(1 << (count - 1).bit_length(), 2), self.search.encoder.most_tiles)
         tokens, of_tiles = packed([sentence.source for _, sentence in taken], places, self.pad)
         tokens += [self.pad] * (tiles * TILE - len(tokens))
         of_tiles += [[-1, 0, 0]] * (tiles - len(of_tiles))
-        staged = torch.tensor([*tokens, *(row[n] for n in range(3) for row in of_tiles)], dtype=torch.int32)
-        if self.device.type == "cuda":
-            staged = staged.pin_memory()
         encode, encoder = self.encoder_of(tiles), self.search.encoder
-        split = tiles * TILE
-        encoder.parts(tiles)[0].copy_(staged[:split], non_blocking=True)
-        encoder.input[encoder.most_tiles * TILE :].view(3, -1)[:, :tiles].copy_(
-            staged[split:].view(3, tiles), non_blocking=True
-        )
+        encoder.parts(tiles)[0].copy_(on_device(tokens, self.device))
+        into = encoder.input[encoder.most_tiles * TILE :].view(3, -1)[:, :tiles]
+        into.copy_(on_device(list(zip(*of_tiles, strict=True)), self.device))
         encode()
 
     def encoder_of(self, tiles: int) -> Replayed:
@@ -300,8 +301,7 @@ class HostLoop:
         if self.is_open:
             self.places = self.graph_for(max(owner.place for owner in active) + 1)
             self.longest = max(len(owner.source) for owner in active)
-        chooses = self.policy is not None and self.device.type == "cuda"
-        width = self.policy.width(self.places) if self.policy is not None and chooses else self.used[-1]
+        width = self.policy.width(self.places) if self.policy is not None and self.is_gpu else self.used[-1]
         # At least the length of each output, with its draft.
         length = max(owner.length for owner in active)
         length = min(length + (flights + 1) * (1 + max(self.used)), self.max_len + 1)
@@ -310,9 +310,9 @@ class HostLoop:
         status = self.ring[number % len(self.ring), : self.places]
         status.copy_(self.batch.status[: self.places], non_blocking=True)
         event = None
-        if self.device.type == "cuda":
+        if self.is_gpu:
             event = torch.cuda.Event()
-            event.record()
+            event.record(torch.cuda.current_stream(self.device))
         return Flight(status, event, self.owners[: self.places], width)
 
     def finish(self, flight: Flight) -> list[Sentence]:
@@ -342,7 +342,7 @@ class HostLoop:
 
     def wait(self) -> None:
         """Wait until copies to the host are complete."""
-        if self.device.type == "cuda":
+        if self.is_gpu:
             torch.cuda.current_stream(self.device).synchronize()
 
     def collect(self, places: list[int]) -> None:
@@ -351,7 +351,7 @@ class HostLoop:
         longest = max((owner.length for owner in owners if owner is not None), default=0)
         if not longest:
             return
-        numbers = torch.tensor(places, device=self.device)
+        numbers = on_device(places, self.device)
         copies = [_to_host(values.index_select(0, numbers)) for values in self.search.results(longest + 1)]
         for row, (place, owner) in enumerate(zip(places, owners, strict=True)):
             assert owner is not None

@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from fairseq_plugins.decoding.gpu.batch import Batch
+from fairseq_plugins.decoding.gpu.batch import Batch, on_device
 from fairseq_plugins.decoding.gpu.drafter import Drafter, lengths_up_to
 from fairseq_plugins.decoding.gpu.kernels.constants import Lookup
 from fairseq_plugins.decoding.gpu.kernels.copying import copy_draft
@@ -79,9 +79,7 @@ class CopyDrafter(Drafter):
             [place, len(own_ends), *own_ends, *[0] * (_MOST_TEXTS - len(own_ends)), *row, *[0] * (width - len(row))]
             for (place, _), own_ends, row in zip(taken, ends, rows, strict=True)
         ]
-        staged = torch.tensor(packed, dtype=torch.int32)
-        if self.given.device.type == "cuda":
-            staged = staged.pin_memory().to(self.given.device, non_blocking=True)
+        staged = on_device(packed, self.given.device)
         places = staged[:, 0].long()
         self.counts.index_copy_(0, places, staged[:, 1])
         self.ends.index_copy_(0, places, staged[:, 2 : 2 + _MOST_TEXTS])
