@@ -18,7 +18,8 @@ from fairseq_plugins.decoding.gpu.drafters.trained import MaskWeights
 from fairseq_plugins.decoding.gpu.generator import Generator
 from fairseq_plugins.decoding.gpu.kernels.constants import Activation, Lookup
 from fairseq_plugins.decoding.gpu.policy import Policy
-from fairseq_plugins.decoding.gpu.weights import Layer, Norm, linear, transformer
+from fairseq_plugins.decoding.gpu.weights import Layer, Norm, transformer
+from fairseq_plugins.decoding.gpu.weights import Linear as linear
 
 __all__ = [
     "Activation",

@@ -26,9 +26,10 @@ class Linear:
         return self.weight.size(0)
 
 
-def linear(weight: Tensor, bias: Tensor | None) -> Linear:
-    """Return a linear layer."""
-    return Linear(weight, bias)
+def joined(layers: Sequence[Linear]) -> Linear:
+    """Return layers as one, whose outputs are those of each, one after the other."""
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    return Linear(torch.cat([layer.weight for layer in layers]), torch.cat(biases) if biases else None)
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,7 @@ class Transformer:
 
     def source_key_value(self) -> Linear:
         """Return the projections of the source to keys and values of all layers, [L * 2 * D, inputs]."""
-        layers = [layer.cross_key_value for layer in self.layers if layer.cross_key_value is not None]
-        biases = [layer.bias for layer in layers if layer.bias is not None]
-        return Linear(torch.cat([layer.weight for layer in layers]), torch.cat(biases) if biases else None)
+        return joined([layer.cross_key_value for layer in self.layers if layer.cross_key_value is not None])
 
 
 def transformer(

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import torch
 import triton
-from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.batch import Batch
 from fairseq_plugins.decoding.gpu.drafters.path import Path
@@ -16,7 +15,7 @@ from fairseq_plugins.decoding.gpu.kernels.constants import InputKind
 from fairseq_plugins.decoding.gpu.kernels.states import write_states
 from fairseq_plugins.decoding.gpu.runner import Input, Tiles, chunks, padded
 from fairseq_plugins.decoding.gpu.search import GreedySearch, Verified
-from fairseq_plugins.decoding.gpu.weights import Linear, Norm, Transformer
+from fairseq_plugins.decoding.gpu.weights import Linear, Norm, Transformer, joined
 
 
 class FeatureDrafter(TrainedDrafter):
@@ -34,9 +33,10 @@ class FeatureDrafter(TrainedDrafter):
     ) -> None:
         super().__init__(model, path, mask, width)
         self.layers_read, self.reader = tuple(layers), reader
-        self.key_value = _joined(projections)
+        self.key_value = joined(projections)
         norms = [layer.self_norm for layer in model.layers]
-        weights, biases = _weights_of(norms)
+        weights = [norm.weight for norm in norms if norm.weight is not None]
+        biases = [norm.bias for norm in norms if norm.bias is not None]
         self.norm = Norm(torch.stack(weights), torch.stack(biases), norms[0].eps)
         self.normalizes = model.layers[0].normalize_before
 
@@ -69,13 +69,3 @@ class FeatureDrafter(TrainedDrafter):
             OUTPUTS=tiles.outputs, WIDTH=padded(model.width), PDL=self.runner.pdl, num_warps=tiles.warps,
             **chunks(model.width, self.runner.dtype), **self.runner.launch,
         )  # fmt: skip
-
-
-def _weights_of(norms: Sequence[Norm]) -> tuple[list[Tensor], list[Tensor]]:
-    weights = [norm.weight for norm in norms if norm.weight is not None]
-    return weights, [norm.bias for norm in norms if norm.bias is not None]
-
-
-def _joined(layers: Sequence[Linear]) -> Linear:
-    biases = [layer.bias for layer in layers if layer.bias is not None]
-    return Linear(torch.cat([layer.weight for layer in layers]), torch.cat(biases) if biases else None)

@@ -7,7 +7,8 @@ Programs share the vocabulary; each repeats the recurrent cell, whose weights it
 import triton
 import triton.language as tl
 
-from fairseq_plugins.decoding.gpu.kernels.constants import EOS, MAX_LEN, TEMPERATURE, TOKENS, TOPK, TOPP
+from fairseq_plugins.decoding.gpu.kernels.constants import EOS, TEMPERATURE, TOKENS, TOPK, TOPP
+from fairseq_plugins.decoding.gpu.kernels.drafts import most_drafted, write_draft
 from fairseq_plugins.decoding.gpu.kernels.drawing import drawn_token
 from fairseq_plugins.decoding.gpu.kernels.layers import before_overwriting, best_of, wait
 from fairseq_plugins.decoding.gpu.kernels.noise import noise
@@ -60,11 +61,8 @@ def choose_alone(
     _, best = best_of(scores, 1, tiles)
     place = tl.load(best_places + row * tiles + best, mask=is_step, other=0)
     token = tl.load(ids + place, mask=is_step, other=-1)
-    tl.store(draft + sentence * draft_stride + step, token, is_step)
-    most = tl.minimum(width, tl.maximum(tl.load(limits + MAX_LEN) - tl.load(lengths + sentence), 0))
-    # EOS ends a draft.
-    end = tl.min(tl.where(is_step & (token == tl.load(limits + EOS)), step, STEPS), 0)
-    tl.store(num_drafted + sentence, tl.minimum(most, end + 1))
+    count = most_drafted(lengths, limits, sentence, width)
+    write_draft(draft, num_drafted, sentence, draft_stride, step, token, count, tl.load(limits + EOS), STEPS)
 
 
 @triton.jit(do_not_specialize=["step"])
@@ -148,8 +146,7 @@ def choose_next(
         last = tl.load(ids + tl.load(best_places + old * tiles + of_best)).to(tl.int64)
     if tile == 0:
         if step == 0:
-            most = tl.minimum(width, tl.maximum(tl.load(limits + MAX_LEN) - length, 0))
-            tl.store(num_drafted + sentence, most)
+            tl.store(num_drafted + sentence, most_drafted(lengths, limits, sentence, width))
         else:
             tl.store(draft + sentence * draft_stride + step - 1, last.to(tl.int32))
             # EOS ends a draft.
