@@ -1,29 +1,33 @@
 """Time our decoders beside transformers, CTranslate2, ONNX Runtime and OpenVINO: one thread, on a CPU.
 
-    OMP_NUM_THREADS=1 python -m tests.benchmarks.compare_with_peers [--half] [--batch-size N] [--beam N]
-        [--runtime onnxruntime=PYTHON] [--runtime "openvino int8=PYTHON"]
+    OMP_NUM_THREADS=1 python -m tests.benchmarks.compare_with_peers [--model nllb] [--batch-size N] [--beam N]
+        [--folder FOLDER] [--runtime onnxruntime=PYTHON] [--runtime "openvino int8=PYTHON"] [--rows "greedy,openvino"]
 
-The model is a random one of NLLB's architecture in the size of Transformer-base, saved by transformers, converted by
-spec-dec-convert, and from there by CTranslate2. Its outputs repeat tokens, which prompt lookup copies; `iad` copies the
-source. --half rounds the weights to float16, as in models that were saved in half precision.
+The model is a random one of NLLB's architecture in the size of Transformer-base (--model nllb: of NLLB-600M, with
+64,000 words), saved by transformers, converted by spec-dec-convert, and from there by CTranslate2. Its outputs repeat
+tokens, which prompt lookup copies; `iad` copies the source. --half rounds the weights to float16, as in models that
+were saved in half precision. --folder keeps the converted models for later runs with the same --model and --half.
 
 optimum, which runs models of transformers on ONNX Runtime and OpenVINO, needs an older transformers than ours. So
 --runtime names the Python of an environment of its own (`pip install "optimum-onnx[onnxruntime]"`, `pip install
 "optimum-intel[openvino]"`).
 
-Every row decodes the same sentences to the same length. Rows take turns, and the fastest pass of each batch counts.
-The output says whose token ids are those of transformers, and how fast the decoder's weights are read, next to what a
-core can read.
+Every row decodes the same sentences to the same length. Rows take turns, and the median of the passes counts. The
+output says whose token ids are those of the first row, and how fast `greedy` reads the decoder's weights, next to what
+a core can read.
 """
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,24 +39,46 @@ from fairseq_plugins import conversion
 from fairseq_plugins.benchmarks.ctranslate import convert
 from tests.conversion.support import CLASSES
 
-SIZE, LONGEST = 32000, 40
+LONGEST = 40
 WORKER = Path(__file__).with_name("generate_worker.py")
 Decode = Callable[[list[list[int]]], list[list[int]]]  # ids of sources to ids of outputs
-EOS, PAD, SOURCE, TARGET = 2, 1, SIZE - 2, SIZE - 1
+EOS, PAD = 2, 1
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
-NAMES = [*SPECIAL, *(f"w{number}" for number in range(4, SOURCE)), "eng_Latn", "deu_Latn"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of a model. The last two of its words are the languages."""
+
+    words: int
+    layers: int
+    width: int
+    heads: int
+
+    @property
+    def languages(self) -> tuple[int, int]:
+        """Ids of the source and target language."""
+        return self.words - 2, self.words - 1
+
+    @property
+    def names(self) -> list[str]:
+        """All words by id."""
+        return [*SPECIAL, *(f"w{number}" for number in range(4, self.words - 2)), "eng_Latn", "deu_Latn"]
+
+
+SHAPES = {"base": Shape(32000, 6, 512, 8), "nllb": Shape(64000, 12, 1024, 16)}
 
 
 @torch.no_grad()
-def save_model(folder: Path, half: bool = False) -> Any:
-    """Save a random model, rounded to float16 if `half`; return it."""
+def save_model(folder: Path, shape: Shape, half: bool = False) -> None:
+    """Save a random model, rounded to float16 if `half`."""
     kind = CLASSES["M2M100ForConditionalGeneration"]
     config = kind.config_class(
-        vocab_size=SIZE,
-        d_model=512,
-        **{f"{side}_layers": 6 for side in ("encoder", "decoder")},
-        **{f"{side}_attention_heads": 8 for side in ("encoder", "decoder")},
-        **{f"{side}_ffn_dim": 2048 for side in ("encoder", "decoder")},
+        vocab_size=shape.words,
+        d_model=shape.width,
+        **{f"{side}_layers": shape.layers for side in ("encoder", "decoder")},
+        **{f"{side}_attention_heads": shape.heads for side in ("encoder", "decoder")},
+        **{f"{side}_ffn_dim": 4 * shape.width for side in ("encoder", "decoder")},
     )
     torch.manual_seed(0)
     model = kind(config)
@@ -62,12 +88,12 @@ def save_model(folder: Path, half: bool = False) -> Any:
         if half:
             weight.copy_(weight.half())
     model.save_pretrained(folder)
-    (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(NAMES)}))
-    return model.eval()
+    (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(shape.names)}))
 
 
-def bytes_of_step(model: Any) -> int:
+def bytes_of_step(folder: Path) -> int:
     """Return the bytes of the weights that a step of the decoder reads: without the keys and values of the source."""
+    model = CLASSES["M2M100ForConditionalGeneration"].from_pretrained(folder)
     layers = model.get_decoder().layers.named_parameters()
     once = ("encoder_attn.k_proj", "encoder_attn.v_proj")
     sizes = (int(weight.nbytes) for name, weight in layers if not any(part in name for part in once))
@@ -88,8 +114,9 @@ def read_rate() -> float:
 class Runtime:
     """Decodes with transformers' `generate` in a process of its own."""
 
-    def __init__(self, python: str, folder: Path, name: str, beam: int, **options: Any) -> None:
-        bad = {"bad_words_ids": [[PAD]], "forced_bos_token_id": TARGET}
+    def __init__(self, python: str, folder: Path, name: str, shape: Shape, beam: int, **options: Any) -> None:
+        self.source, target = shape.languages
+        bad = {"bad_words_ids": [[PAD]], "forced_bos_token_id": target}
         self.options = {"num_beams": beam, "max_new_tokens": LONGEST, **bad, **options}
         command = [python, str(WORKER), str(folder), name]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -106,7 +133,7 @@ class Runtime:
     def __call__(self, sources: list[list[int]]) -> list[list[int]]:
         assert self.process.stdin is not None
         print(
-            json.dumps([self.options, [[SOURCE, *source, EOS] for source in sources]]),
+            json.dumps([self.options, [[self.source, *source, EOS] for source in sources]]),
             file=self.process.stdin,
             flush=True,
         )
@@ -114,99 +141,113 @@ class Runtime:
         return outputs
 
 
-def contenders(folder: Path, args: argparse.Namespace) -> dict[str, Decode]:
-    """Return the rows by name; the first one is the reference."""
-    conversion.convert(folder / "hf", folder / "out")
+def ctranslate(folder: Path, shape: Shape, beam: int, compute_type: str) -> Decode:
+    """Convert the model for CTranslate2 and load it."""
     languages = Namespace(data=folder / "out", source_lang="src", target_lang="tgt")
     converted = str(convert(str(folder / "out" / "verifier.pt"), languages, folder / "ct2"))
-    numbers = {token: number for number, token in enumerate(NAMES)}
+    translator = ctranslate2.Translator(converted, compute_type=compute_type, intra_threads=1)
+    names = shape.names
+    numbers = {token: number for number, token in enumerate(names)}
+    source_language, target_language = shape.languages
 
-    def ctranslate(compute_type: str) -> Decode:
-        translator = ctranslate2.Translator(converted, compute_type=compute_type, intra_threads=1)
+    def decode(sources: list[list[int]]) -> list[list[int]]:
+        tokens = [[names[number] for number in (source_language, *source)] for source in sources]
+        prefix = [[names[target_language]]] * len(sources)
+        limits = {"beam_size": beam, "max_decoding_length": LONGEST}
+        results = translator.translate_batch(tokens, target_prefix=prefix, **limits)
+        return [[numbers[token] for token in result.hypotheses[0][1:]] for result in results]
 
-        def decode(sources: list[list[int]]) -> list[list[int]]:
-            tokens = [[NAMES[number] for number in (SOURCE, *source)] for source in sources]
-            prefix = [[NAMES[TARGET]]] * len(sources)
-            limits = {"beam_size": args.beam, "max_decoding_length": LONGEST}
-            results = translator.translate_batch(tokens, target_prefix=prefix, **limits)
-            return [[numbers[token] for token in result.hypotheses[0][1:]] for result in results]
+    return decode
 
-        return decode
 
-    def own(decoder: str, **options: Any) -> Decode:
-        model = fairseq_plugins.load(
-            folder / "out",
-            decoder=decoder,
-            device="cpu",
-            threads=1,
-            max_len_b=LONGEST,
-            source_lang="eng_Latn",
-            target_lang="deu_Latn",
-            **options,
-        )
+def own(folder: Path, shape: Shape, beam: int, decoder: str, **options: Any) -> Decode:
+    """Load the model into one of our decoders."""
+    model = fairseq_plugins.load(
+        folder / "out",
+        decoder=decoder,
+        device="cpu",
+        threads=1,
+        max_len_b=LONGEST,
+        source_lang="eng_Latn",
+        target_lang="deu_Latn",
+        **options,
+    )
+    names = shape.names
+    numbers = {token: number for number, token in enumerate(names)}
+    search = {"beam": beam} if decoder == "fast-beam" else {}
 
-        beam = {"beam": args.beam} if decoder == "fast-beam" else {}
+    def decode(sources: list[list[int]]) -> list[list[int]]:
+        texts = [[names[number] for number in source] for source in sources]
+        translations = model.translate_batch(texts, batch_size=len(texts), **search)
+        return [[numbers[token] for token in translation.tokens] for translation in translations]
 
-        def decode(sources: list[list[int]]) -> list[list[int]]:
-            texts = [[NAMES[number] for number in source] for source in sources]
-            translations = model.translate_batch(texts, batch_size=len(texts), **beam)
-            return [[numbers[token] for token in translation.tokens] for translation in translations]
+    return decode
 
-        return decode
 
-    rows: dict[str, Decode] = {"transformers": Runtime(sys.executable, folder / "hf", "transformers", args.beam)}
+def contenders(folder: Path, shape: Shape, args: argparse.Namespace) -> dict[str, Callable[[], Decode]]:
+    """Return what loads each row, by name."""
+    optimum = partial(Runtime, folder=folder, shape=shape, beam=args.beam)
+    rows: dict[str, Callable[[], Decode]] = {"transformers": partial(optimum, sys.executable, name="transformers")}
     if args.beam == 1 and args.batch_size == 1:
-        lookup = {"prompt_lookup_num_tokens": 5}
-        copying = Runtime(sys.executable, folder / "hf", "transformers", 1, **lookup)
-        rows["transformers, prompt_lookup_num_tokens=5"] = copying
+        lookup = "transformers prompt_lookup_num_tokens=5"
+        rows[lookup] = partial(optimum, sys.executable, name="transformers", prompt_lookup_num_tokens=5)
     for runtime in args.runtime:
         name, _, python = runtime.partition("=")
-        rows[name] = Runtime(python, folder / "hf", name, args.beam)
-    rows |= {"CTranslate2 fp32": ctranslate("float32"), "CTranslate2 int8": ctranslate("int8")}
+        rows[name] = partial(optimum, python, name=name)
+    for name, compute_type in (("CTranslate2", "float32"), ("CTranslate2 int8", "int8")):
+        rows[name] = partial(ctranslate, folder, shape, args.beam, compute_type)
     for decoder in ("greedy", "iad") if args.beam == 1 else ("fast-beam",):
-        rows |= {decoder: own(decoder), f"{decoder}, int8": own(decoder, int8=True)}
+        rows[decoder] = partial(own, folder, shape, args.beam, decoder)
+        rows[f"{decoder} int8"] = partial(own, folder, shape, args.beam, decoder, int8=True)
     return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=SHAPES, default="base")
     parser.add_argument("--half", action="store_true", help="round weights to float16")
+    parser.add_argument("--folder", type=Path, help="where converted models are kept")
+    parser.add_argument("--rows", help="the rows to time, with commas between; default: all")
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--beam", type=int, default=1)
     parser.add_argument("--sentences", type=int, default=16)
-    parser.add_argument("--passes", type=int, default=4)
+    parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--runtime", action="append", default=[], metavar="NAME=PYTHON", help="a row of optimum")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    shape = SHAPES[args.model]
     generator = torch.Generator().manual_seed(0)
-    sources = [torch.randint(4, SOURCE, (20,), generator=generator).tolist() for _ in range(args.sentences)]
+    sources = [torch.randint(4, shape.words - 2, (20,), generator=generator).tolist() for _ in range(args.sentences)]
     batches = [sources[first : first + args.batch_size] for first in range(0, args.sentences, args.batch_size)]
-    with tempfile.TemporaryDirectory() as folder:
-        original = save_model(Path(folder, "hf"), args.half)
-        rows = contenders(Path(folder), args)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.folder or Path(temporary)
+        if not (folder / "out").exists():
+            save_model(folder / "hf", shape, args.half)
+            conversion.convert(folder / "hf", folder / "out")
+        loaders = contenders(folder, shape, args)
+        rows = {name: loaders[name]() for name in (args.rows.split(",") if args.rows else loaders)}
         outputs = {name: [ids for batch in batches for ids in decode(batch)] for name, decode in rows.items()}
-        fastest = {name: [float("inf")] * len(batches) for name in rows}
+        passes: dict[str, list[float]] = {name: [] for name in rows}
         for _ in range(args.passes):
-            for number, batch in enumerate(batches):
-                for name, decode in rows.items():
-                    start = time.perf_counter()
+            for name, decode in rows.items():
+                start = time.perf_counter()
+                for batch in batches:
                     decode(batch)
-                    fastest[name][number] = min(fastest[name][number], time.perf_counter() - start)
-    seconds = {name: sum(times) for name, times in fastest.items()}
-    reference, of_step = outputs["transformers"], bytes_of_step(original)
-    if args.half:
-        of_step //= 2  # our kernels read them as float16
-    print("| row | sentences/s | over transformers | over CTranslate2 fp32 | same ids |")
-    print("| --- | --: | --: | --: | --: |")
+                passes[name].append(time.perf_counter() - start)
+        of_step = bytes_of_step(folder / "hf") if args.beam == args.batch_size == 1 and "greedy" in rows else 0
+    seconds = {name: statistics.median(times) for name, times in passes.items()}
+    first, reference = next(iter(outputs.items()))
+    print(f"| row | sentences/s | over {first} | same ids |\n| --- | --: | --: | --: |")
     for name, time_of_pass in seconds.items():
-        same = sum(own == wanted for own, wanted in zip(outputs[name], reference, strict=True))
-        ratios = (f"{seconds[other] / time_of_pass:.2f}" for other in ("transformers", "CTranslate2 fp32"))
-        print(f"| {name} | {args.sentences / time_of_pass:.2f} | {' | '.join(ratios)} | {same} of {args.sentences} |")
+        same = sum(ids == wanted for ids, wanted in zip(outputs[name], reference, strict=True))
+        speed, ratio = args.sentences / time_of_pass, seconds[first] / time_of_pass
+        print(f"| {name} | {speed:.3g} | {ratio:.2f} | {same} of {args.sentences} |")
     tokens = sum(map(len, reference))
     distinct = sum(len(set(output)) for output in reference)
     print(f"\n{tokens / args.sentences:.0f} tokens a sentence, {distinct / args.sentences:.0f} of them distinct")
-    if args.beam == args.batch_size == 1:
-        rate = of_step * tokens / seconds["greedy"] / 1e9
+    if of_step:
+        # Our kernels read weights that were rounded to float16 as float16.
+        rate = of_step / (2 if args.half else 1) * tokens / seconds["greedy"] / 1e9
         print(
             f"weights of a step: {of_step / 1e6:.0f} MB; GB/s: {rate:.1f} with greedy, {read_rate() / 1e9:.1f} in a sum"
         )

@@ -2,57 +2,69 @@
 
     PYTHON generate_worker.py FOLDER RUNTIME
 
-RUNTIME is transformers, onnxruntime or openvino; with weights in int8: "openvino int8". It reads lines of JSON,
-[options, sources], and answers each with the ids of the outputs.
+FOLDER/hf has the model, exported ones are kept beside it. RUNTIME is transformers, onnxruntime or openvino; with
+weights in int8: "openvino int8". It reads lines of JSON, [options, sources], and answers each with the ids of the
+outputs.
 """
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
 
-def load(folder: Path, runtime: str, work: Path) -> Any:
-    """Load a folder of transformers into a runtime. Models are exported and rounded to int8 as optimum does it."""
-    name, _, precision = runtime.partition(" ")
-    if name == "transformers":
-        from transformers import AutoModelForSeq2SeqLM
+def load_openvino(folder: Path, is_int8: bool) -> Any:
+    """Load a model into OpenVINO, in fp32 or with weights in int8, as optimum rounds them."""
+    from optimum.intel import OVModelForSeq2SeqLM, OVWeightQuantizationConfig
 
-        return AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
-    if name == "openvino":
-        from optimum.intel import OVModelForSeq2SeqLM, OVWeightQuantizationConfig
+    exported = folder / ("openvino-int8" if is_int8 else "openvino")
+    # Without the hint OpenVINO computes in bfloat16 where a processor has it.
+    options: dict[str, Any] = {"ov_config": {"INFERENCE_PRECISION_HINT": "f32"}}
+    if not exported.exists():
+        rounding = {"quantization_config": OVWeightQuantizationConfig(bits=8)} if is_int8 else {}
+        OVModelForSeq2SeqLM.from_pretrained(folder / "hf", export=True, **options, **rounding).save_pretrained(exported)
+    return OVModelForSeq2SeqLM.from_pretrained(exported, **options)
 
-        # Without the hint OpenVINO computes in bfloat16 where a processor has it.
-        options = {"ov_config": {"INFERENCE_PRECISION_HINT": "f32"}, "export": True}
-        if precision:
-            options["quantization_config"] = OVWeightQuantizationConfig(bits=8)
-        return OVModelForSeq2SeqLM.from_pretrained(folder, **options)
+
+def load_onnxruntime(folder: Path, is_int8: bool) -> Any:
+    """Load a model into ONNX Runtime, in fp32 or in int8, as optimum rounds it."""
     from onnxruntime import SessionOptions
     from optimum.onnxruntime import ORTModelForSeq2SeqLM, ORTQuantizer
     from optimum.onnxruntime.configuration import AutoQuantizationConfig
 
+    exported, rounded = folder / "onnx", folder / "onnx-int8"
+    if not exported.exists():
+        ORTModelForSeq2SeqLM.from_pretrained(folder / "hf", export=True).save_pretrained(exported)
     threads = SessionOptions()
     threads.intra_op_num_threads = torch.get_num_threads()
-    model = ORTModelForSeq2SeqLM.from_pretrained(folder, export=True, session_options=threads)
-    if precision:
-        model.save_pretrained(work / "onnx")
+    if not is_int8:
+        return ORTModelForSeq2SeqLM.from_pretrained(exported, session_options=threads)
+    if not rounded.exists():
         how = AutoQuantizationConfig.avx512_vnni(is_static=False, per_channel=True)
-        for part in sorted((work / "onnx").glob("*.onnx")):
-            ORTQuantizer.from_pretrained(work / "onnx", file_name=part.name).quantize(how, work / "int8")
-        model.config.save_pretrained(work / "int8")
-        model.generation_config.save_pretrained(work / "int8")
-        names = {f"{side}_file_name": f"{side}_model_quantized.onnx" for side in ("encoder", "decoder")}
-        model = ORTModelForSeq2SeqLM.from_pretrained(
-            work / "int8",
-            **names,
-            decoder_with_past_file_name="decoder_with_past_model_quantized.onnx",
-            use_merged=False,
-            session_options=threads,
-        )
-    return model
+        for part in sorted(exported.glob("*.onnx")):
+            ORTQuantizer.from_pretrained(exported, file_name=part.name).quantize(how, rounded)
+        for name in ("config.json", "generation_config.json"):
+            (rounded / name).write_bytes((exported / name).read_bytes())
+    names = {f"{side}_file_name": f"{side}_model_quantized.onnx" for side in ("encoder", "decoder")}
+    return ORTModelForSeq2SeqLM.from_pretrained(
+        rounded,
+        **names,
+        decoder_with_past_file_name="decoder_with_past_model_quantized.onnx",
+        use_merged=False,
+        session_options=threads,
+    )
+
+
+def load(folder: Path, runtime: str) -> Any:
+    """Load the model into a runtime."""
+    name, _, precision = runtime.partition(" ")
+    if name == "transformers":
+        from transformers import AutoModelForSeq2SeqLM
+
+        return AutoModelForSeq2SeqLM.from_pretrained(folder / "hf").eval()
+    return {"openvino": load_openvino, "onnxruntime": load_onnxruntime}[name](folder, bool(precision))
 
 
 def generate(model: Any, sources: list[list[int]], options: dict[str, Any]) -> list[list[int]]:
@@ -65,12 +77,11 @@ def generate(model: Any, sources: list[list[int]], options: dict[str, Any]) -> l
 
 def main() -> None:
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as work:
-        model = load(Path(sys.argv[1]), sys.argv[2], Path(work))
-        print("ready", flush=True)
-        for line in sys.stdin:
-            options, sources = json.loads(line)
-            print(json.dumps(generate(model, sources, options)), flush=True)
+    model = load(Path(sys.argv[1]), sys.argv[2])
+    print("ready", flush=True)
+    for line in sys.stdin:
+        options, sources = json.loads(line)
+        print(json.dumps(generate(model, sources, options)), flush=True)
 
 
 if __name__ == "__main__":
