@@ -1,9 +1,8 @@
 """The Python API: `fairseq_plugins.load` makes a `Model`, which translates; `wrap` is for fairseq's own tasks."""
 
-from fairseq_plugins.api.live import Session
 from fairseq_plugins.api.loading import load
 from fairseq_plugins.api.memory import Memory
-from fairseq_plugins.api.model import Model
+from fairseq_plugins.api.model import Model, Session
 from fairseq_plugins.api.options import CallOptions, LoadOptions, WrapOptions
 from fairseq_plugins.api.results import CallStatistics, Step, Translation
 from fairseq_plugins.api.service import Service, ServiceClosed, ServiceFull

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,11 +12,12 @@ from torch import Tensor
 
 from fairseq_plugins.api.generators import CallSearch, Generators
 from fairseq_plugins.api.inputs import check_characters, check_string, warn_of_lines
-from fairseq_plugins.api.results import CallStatistics, RecordedStats, Translation
+from fairseq_plugins.api.results import CallStatistics, RecordedStats, Step, Translation
 from fairseq_plugins.api.sentences import Input, Subwords, cut_texts, inputs_of
 from fairseq_plugins.api.text import TextCoder
 from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.decoding import methods
+from fairseq_plugins.decoding.decoded import StepOutput
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.forks import usable_in_forks
@@ -169,6 +170,40 @@ class BatchDecoder:
         counted = stats.take() if isinstance(stats, RecordedStats) else {}
         for place, of_sentence in zip(sample["id"].tolist(), hypotheses, strict=True):
             yield place, self._translation(of_sentence[: search.num_hypotheses], counted.get(place, []))
+
+    def _stream(self, source: Input, search: CallSearch) -> Generator[Step, None, Translation]:
+        """Decode a sentence; yield each iteration, and return the translation."""
+        generator = self._take(search)
+        statistics = self._thread.statistics = CallStatistics()
+        iterations = self._session.steps(generator, self._sample([source]))
+        output: list[int] = []
+        try:
+            while True:
+                with self._turn():
+                    started = time.perf_counter()
+                    try:
+                        step = self._step(next(iterations)[0], output)
+                    except StopIteration as end:
+                        translation = self._translation(end.value[0][:1], generator.stats.take()[0])
+                        statistics.add(translation)
+                        return translation
+                    finally:
+                        statistics.seconds += time.perf_counter() - started
+                yield step
+        finally:
+            iterations.close()
+            self._give_back(generator)
+
+    def _step(self, step: StepOutput, output: list[int]) -> Step:
+        """Append an iteration's tokens to `output`, and return them as a `Step`."""
+        output += step.tokens
+        return Step(
+            tokens=self._text.symbols(step.tokens),
+            drafted=step.drafted,
+            accepted=step.accepted,
+            text=self._text.join(output),
+            finished=step.finished,
+        )
 
     def _translation(self, hypotheses: Sequence[dict[str, Any]], emitted: Sequence[list[int]]) -> Translation:
         """Return the translation of a sentence.

@@ -1,13 +1,11 @@
 """A loaded model: raw text or subwords in, translations out."""
 
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Literal, Unpack, overload
 
 from torch import Tensor
 
-from fairseq_plugins.api import live
 from fairseq_plugins.api.batches import BatchDecoder
 from fairseq_plugins.api.generators import CallSearch
 from fairseq_plugins.api.inputs import (
@@ -29,7 +27,6 @@ from fairseq_plugins.api.service import MAX_BEAM, MAX_SENTENCES, Service
 from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.data.sentences import join_text, split_text
 from fairseq_plugins.decoding.backends import Backend
-from fairseq_plugins.decoding.decoded import StepOutput
 from fairseq_plugins.errors import ConfigurationError
 
 _BATCHES_AHEAD = 32
@@ -317,48 +314,15 @@ class Model(BatchDecoder):
             problem = "searches with several hypotheses, of which none grows by itself"
             raise ConfigurationError("--decoder", self.decoder, problem, "use another decoder")
 
-    def _stream(self, source: Input, search: CallSearch) -> Generator[Step, None, Translation]:
-        generator = self._take(search)
-        statistics = self._thread.statistics = CallStatistics()
-        iterations = self._session.steps(generator, self._sample([source]))
-        output: list[int] = []
-        try:
-            while True:
-                with self._turn():
-                    started = time.perf_counter()
-                    try:
-                        step = self._step(next(iterations)[0], output)
-                    except StopIteration as end:
-                        translation = self._translation(end.value[0][:1], generator.stats.take()[0])
-                        statistics.add(translation)
-                        return translation
-                    finally:
-                        statistics.seconds += time.perf_counter() - started
-                yield step
-        finally:
-            iterations.close()
-            self._give_back(generator)
-
-    def _step(self, step: StepOutput, output: list[int]) -> Step:
-        """Append an iteration's tokens to `output`, and return them as a `Step`."""
-        output += step.tokens
-        return Step(
-            tokens=self._text.symbols(step.tokens),
-            drafted=step.drafted,
-            accepted=step.accepted,
-            text=self._text.join(output),
-            finished=step.finished,
-        )
-
     def service(
         self, threads: int | None = None, max_sentences: int = MAX_SENTENCES, max_beam: int = MAX_BEAM
     ) -> Service:
         """Return a service, which decodes sentences of many threads in one running batch: see `Service`."""
         return Service(self, threads, max_sentences, max_beam)
 
-    def session(self) -> live.Session:
+    def session(self) -> "Session":
         """Return a session for text that changes: see `fairseq_plugins.Session`."""
-        return live.Session(self)
+        return Session(self)
 
     def tokenize(self, text: str) -> list[str]:
         """Split raw text into source subwords, as `translate` does.
@@ -378,3 +342,35 @@ class Model(BatchDecoder):
     def knows(self, token: str) -> bool:
         """Return whether the target's dictionary has a subword."""
         return token in self._session.task.target_dictionary
+
+
+class Session:
+    """Retranslates a text whenever it changes, such as captions or typing; made by `Model.session`.
+
+    The whole source is encoded each time, so each translation equals `translate(text)`.
+
+    Attributes:
+        translation: the last translation, None before the first.
+
+    Raises:
+        ConfigurationError: if the model's decoder is not "reuse".
+    """
+
+    def __init__(self, model: Model) -> None:
+        if model.decoder != "reuse":
+            problem = f"is not for decoder {model.decoder}"
+            raise ConfigurationError("session", None, problem, "load with {--decoder reuse}")
+        self._model = model
+        self.translation: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Session({self._model!r})"
+
+    def translate(self, text: str) -> str:
+        """Translate the text as it is now.
+
+        Raises:
+            ConfigurationError: as `Model.translate`.
+        """
+        self.translation = self._model.translate(text, drafts=self.translation)
+        return self.translation

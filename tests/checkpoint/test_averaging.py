@@ -55,14 +55,9 @@ def test_tied_weights_are_written_once(corpus: Corpus, tmp_path: Path) -> None:
 
 
 def test_invalid_input_is_refused(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = ["--output", str(tmp_path / "mean.pt")]
-    for inputs, message in (
-        ([str(tmp_path)], "has fewer than 10 numbered checkpoints; "),
-        ([str(tmp_path / "none.pt")], "none.pt: no such file; "),
-        ([str(corpus.verifier), str(corpus.drafter)], "its weights differ in name or shape"),
-    ):
-        assert averaging.main([*inputs, *output]) == 2
-        assert message in capsys.readouterr().err
-    assert not (tmp_path / "mean.pt").exists()
+    """See also tests/faults/bad_input.txt."""
+    command = [str(corpus.verifier), str(corpus.drafter), "--output", str(tmp_path / "mean.pt")]
+    assert averaging.main(command) == 2 and not (tmp_path / "mean.pt").exists()
+    assert "its weights differ in name or shape" in capsys.readouterr().err
     with pytest.raises(ConfigurationError, match="big: not all of it fits half precision"):
         averaging.to_half({"model": {"big": torch.tensor([1e6])}})

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -132,43 +131,6 @@ def test_goes_on_where_it_was(
     assert translate(text) == 0 and (text.parent / "out").read_text() != ""
 
 
-# Ends without a word before its third chunk.
-KILLED = """
-import os, signal, sys
-from fairseq_plugins.translation import cli, output_shards
-cli.CHUNK = output_shards.CHUNK = 2
-original, done = cli.Translator.translate, []
-def translate(self, lines, before):
-    if len(done) == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    done.append(before)
-    return original(self, lines, before)
-cli.Translator.translate = translate
-cli.main(sys.argv[1:])
-"""
-
-
-def test_killed(text: Path, expected: list[str], programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """kill -9 between two chunks: the same command goes on, and no line is lost or doubled."""
-    given = [MODEL, "--input", str(text), "--output", str(text.parent / "out"), "--device", "cpu"]
-    run = subprocess.run([programs / "python", "-c", KILLED, *given], cwd=REPOSITORY, capture_output=True, text=True)
-    assert run.returncode == -signal.SIGKILL, run.stderr
-    assert not (text.parent / "out").exists()
-    assert translate(text) == 0
-    assert "resuming after " in capsys.readouterr().err
-    assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [*expected, ""]
-
-
-def test_parts_of_an_array(text: Path, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs of a Slurm array in any order; the last one joins."""
-    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "3")
-    for job in (2, 0, 1):
-        assert not (text.parent / "out").exists()
-        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(job))
-        assert translate(text) == 0
-    assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [*expected, ""]
-
-
 def test_other_dictionaries_or_subwords_are_refused(
     text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +173,7 @@ def test_parts_that_a_job_left(
     for task in (0, 2):
         monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(task))
         assert translate(text) == 0
+    assert not (text.parent / "out").exists()
     monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", str(len(tasks)))
     monkeypatch.setenv("SLURM_ARRAY_TASK_MIN", str(tasks[0]))
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "8")
