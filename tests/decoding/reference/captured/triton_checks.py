@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fairseq_plugins.decoding.reference.captured import fixed_shapes, triton_kernels
-from tests.decoding.gpu.interpreter import multiply_by_rows
+from tests.decoding.gpu.interpreter import multiply_by_rows, patch_once
 
 
 def _numbers(*shape: int, seed: int, dtype: torch.dtype, device: str) -> Tensor:
@@ -53,6 +53,8 @@ def check_attention(device: str, dtype: torch.dtype) -> None:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
+    patch_once()
     multiply_by_rows()
     for number_type in (torch.float32, torch.float16, torch.bfloat16):
         check_linear("cpu", number_type)
