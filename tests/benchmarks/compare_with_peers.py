@@ -174,7 +174,7 @@ def own(folder: Path, shape: Shape, beam: int, decoder: str, **options: Any) -> 
     )
     names = shape.names
     numbers = {token: number for number, token in enumerate(names)}
-    search = {"beam": beam} if decoder == "fast-beam" else {}
+    search: dict[str, Any] = {"beam": beam} if decoder == "fast-beam" else {}
 
     def decode(sources: list[list[int]]) -> list[list[int]]:
         texts = [[names[number] for number in source] for source in sources]
