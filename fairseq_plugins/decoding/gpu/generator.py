@@ -198,8 +198,9 @@ class Generator(HostLoop):
             raise ValueError("the lengths are not possible")
         self.take_places(max_sentences or self.most_places, max_len, self.max_source)
         self.waiting = deque()
-        for tiles in (1 << power for power in range(1, self.search.encoder.most_tiles.bit_length())):
-            self.encoder_of(tiles)
+        most = self.search.encoder.most_tiles
+        for power in range(1, most.bit_length() + 1):
+            self.encoder_of(min(1 << power, most))
         self.is_open = True
         self.set_limits((pad, unk, eos, first_token))
         self.set_scoring(Scoring())

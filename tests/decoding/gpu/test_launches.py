@@ -173,6 +173,18 @@ def test_kernels_read_only_the_device_of_the_weights(
     assert devices == {device}
 
 
+def test_a_continuous_batch_begins_with_graphs_for_all_sources() -> None:
+    """None is captured while sentences are decoded."""
+    model, weights = make_transformer(make_task(30), 1), GpuWeights(device=torch.device("cpu"))
+    encoder, decoder = weights.encoder(model.encoder), weights.decoder(model.decoder)
+    engine = gpu.Generator(encoder=encoder, verifier=decoder, places=1, outputs=8, sources=1030)
+    engine.open(
+        pad=1, unk=3, eos=2, first_token=2, threads=1, max_sentences=1, max_source=1030, max_len=8
+    )  # fmt: skip
+    engine.close()
+    assert max(engine.encoders) == engine.search.encoder.most_tiles
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("decoder", BUDGETS)
 def test_kernels_compile_without_spills(decoder: str) -> None:
