@@ -53,6 +53,8 @@ def read_state(path: str, option: str | None, overrides: dict[str, Any] | None =
     if not os.path.exists(path):
         remedy = f"give the checkpoint that fairseq-train wrote{nearest_checkpoint(path)}"
         raise ConfigurationError(option, path, "no such file", remedy)
+    if not os.path.isfile(path) and not os.path.isdir(path):  # reading a pipe would wait forever
+        raise ConfigurationError(option, path, "is not a regular file", "give a checkpoint that fairseq-train wrote")
     try:
         state = (
             _mapped_state(path, overrides)

@@ -36,13 +36,18 @@ def check_task_options(cfg: Any, spec: MethodSpec) -> None:
         raise ConfigurationError("--int8", None, "rounds fp32 weights", "leave out {--bf16}")
 
 
-def check_fit(spec: MethodSpec, options: MethodOptions, context: MethodContext) -> None:
-    """Raise ConfigurationError if verifiers, drafter, dictionaries and options do not fit each other."""
-    for model in context.models if spec.runs_verifier else ():
+def check_verifiers(spec: MethodSpec, models: Sequence[nn.Module]) -> None:
+    """Raise ConfigurationError for a verifier that our engines cannot run, or whose scores they do not know."""
+    for model in models if spec.runs_verifier else ():
         reason = unsupported_model(model)
         if reason is not None:
             problem = f"this {type(model).__name__} cannot be decoded with {{--decoder {spec.name}}}: {reason}"
             raise ConfigurationError("--path", None, problem, "use {--decoder beam}")
+
+
+def check_fit(spec: MethodSpec, options: MethodOptions, context: MethodContext) -> None:
+    """Raise ConfigurationError if verifiers, drafter, dictionaries and options do not fit each other."""
+    check_verifiers(spec, context.models)
     if context.engine.precision is Precision.INT8:
         _check_int8(context.models)
     option = spec.copies_source(options)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from fairseq.models import FairseqEncoderDecoderModel
@@ -106,6 +106,9 @@ class DraftVerifyGenerator(SequenceGenerator):
         self._chosen: _Chosen | None = None
         self._lock = threading.RLock()
         usable_in_forks(self)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a generator is not copied or pickled; build one for each copy of the models, from their task")
 
     @property
     def backend(self) -> Backend:

@@ -1,6 +1,7 @@
 """The models of a server. Each has a service for every way of decoding that requests ask for."""
 
 import logging
+import os
 import re
 import threading
 import time
@@ -58,7 +59,7 @@ class ServedModel:
     @property
     def name(self) -> str:
         """Name in messages and metrics, such as "en-de"."""
-        return self.folder if self.languages is None else "-".join(self.languages)
+        return Path(self.folder).name if self.languages is None else "-".join(self.languages)
 
     @property
     def model(self) -> Model:
@@ -87,8 +88,12 @@ class ServedModel:
             split_text("1. 2.", self.languages[0])
             service.submit("1").result()
         except Exception as error:
-            self.state, self.problem = "broken", f"cannot be loaded: {' '.join(str(error).split())}"
-            logger.error(f"model {self.name}: {self.problem}")
+            problem = f"cannot be loaded: {' '.join(str(error).split())}"
+            logger.error(f"model {self.folder}: {problem}")
+            # Clients see no path of the server.
+            for folder in (os.path.abspath(self.folder), self.folder):
+                problem = problem.replace(folder, Path(folder).name)
+            self.state, self.problem = "broken", problem
             named = re.search(r"(?:^|\.)([^.-]+)-([^.-]+)$", Path(self.folder).name)
             if self.languages is None and named is not None:
                 self.languages = (named[1], named[2])
@@ -215,8 +220,11 @@ class Registry:
             first = next((one for one in self.models[:number] if one.languages == model.languages), None)
             if first is not None and model.languages is not None:
                 model.close()
-                model.problem = f"has the languages of {first.folder}: name others, as SOURCE-TARGET={model.folder}"
-                logger.error(f"model {model.name}: {model.problem}")
+                folder = Path(model.folder).name
+                model.problem = (
+                    f"has the languages of {Path(first.folder).name}: name others, as SOURCE-TARGET={folder}"
+                )
+                logger.error(f"model {model.folder}: {model.problem}")
 
     def ready(self) -> list[ServedModel]:
         """Return the models that can translate."""

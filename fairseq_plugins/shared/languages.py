@@ -13,9 +13,13 @@ def find_languages(folder: Path, given: tuple[str | None, str | None] = (None, N
     (`test.en-de.en.bin`); `src` and `tgt`.
 
     Raises:
-        ConfigurationError: if dictionaries are missing, or if no name tells source from target.
+        ConfigurationError: if dictionaries are missing or no files, or if no name tells source from target.
     """
-    known = sorted(file.name.split(".")[1] for file in folder.glob("dict.*.txt"))
+    dictionaries = sorted(folder.glob("dict.*.txt"))
+    for file in dictionaries:
+        if not file.is_file():  # reading a pipe would wait forever
+            raise ConfigurationError(None, file, "is not a file", "copy it again, or remove it")
+    known = [file.name.split(".")[1] for file in dictionaries]
     if not known:
         remedy = "give a folder with dict.LANGUAGE.txt of both languages"
         raise ConfigurationError(None, folder, "has no dictionaries", remedy)

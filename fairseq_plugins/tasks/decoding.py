@@ -18,8 +18,8 @@ from fairseq_plugins.checkpoint.mapped_weights import TakeWeights
 from fairseq_plugins.checkpoint.session import options_of
 from fairseq_plugins.checkpoint.settings import check_settings, model_name
 from fairseq_plugins.decoding import methods
-from fairseq_plugins.decoding.backends import choose_backend
-from fairseq_plugins.decoding.checks import check_finite, check_fit, check_task_options
+from fairseq_plugins.decoding.backends import Backend, choose_backend
+from fairseq_plugins.decoding.checks import check_finite, check_fit, check_task_options, check_verifiers
 from fairseq_plugins.decoding.constraints import refuse_search_options
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
@@ -27,7 +27,7 @@ from fairseq_plugins.decoding.methods.reuse import ReuseOptions
 from fairseq_plugins.decoding.native.model import NativeWeights
 from fairseq_plugins.decoding.recording.profile import Profile
 from fairseq_plugins.decoding.recording.stats import DecodingStats
-from fairseq_plugins.decoding.recording.trace_writer import TraceWriter, check_traceable
+from fairseq_plugins.decoding.recording.trace_writer import Tracer, TraceWriter, check_traceable
 from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.half_precision import HALF_DTYPES, precision_of, with_rounded_weights
@@ -195,11 +195,16 @@ class Decoding:
         if context.engine.has_graphs(next(context.models[0].parameters()).device):
             stats.graphs = context.engine.graphs
         trace = None if cfg.trace_file is None else self._trace(spec, options, context)
+
+        def choose(spec: MethodSpec, trace: Tracer | None) -> Backend:
+            check_verifiers(spec, context.models)  # whose methods may have been replaced since
+            return choose_backend(spec, options, self._in_current_precision(context, bf16), trace, active)
+
         generator = generator_like(
             own,
             context,
             spec,
-            lambda spec, trace: choose_backend(spec, options, self._in_current_precision(context, bf16), trace, active),
+            choose,
             stats,
             trace=trace,
             active_sentences=active,

@@ -1,5 +1,7 @@
 """A generator decodes with the weights that its models have now, whoever changed them."""
 
+import copy
+import pickle
 from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
@@ -206,3 +208,22 @@ def test_training_another_model_changes_nothing() -> None:
     assert snapshot.is_current()
     train(*reversed(models))
     assert not snapshot.is_current()
+
+
+def test_replaced_scores_are_refused() -> None:
+    """Of the generator's first batches, and as when it is built: the engine computes fairseq's own."""
+    task = make_task(50, decoding_method="greedy")
+    model, sample = make_transformer(task, 3), make_sample(task, [4, 2], 1)
+    generator = task.build_generator([model], Namespace(max_len_b=20))
+    generator.generate([model], sample)
+    model.get_normalized_probs = lambda *_, **__: None
+    with pytest.raises(ConfigurationError, match="replaced get_normalized_probs"):
+        generator.generate([model], sample)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_generators_are_not_copied(copied: Callable[[Any], Any]) -> None:
+    task = make_task(50, decoding_method="greedy")
+    generator = task.build_generator([make_transformer(task, 3)], Namespace(max_len_b=20))
+    with pytest.raises(TypeError, match="^a generator is not copied or pickled; build one"):
+        copied(generator)

@@ -148,4 +148,5 @@ def test_models(client: Client) -> None:
         "lossless": True,
     }
     assert broken["state"] == "broken" and broken["target"] == "fr" and "no such folder" in broken["problem"]
+    assert "/nonexistent" not in str(broken)
     assert "/v1/stream" in client.get("/openapi.json")["paths"]
