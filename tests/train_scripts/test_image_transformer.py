@@ -11,7 +11,7 @@ from fairseq_plugins.errors import ConfigurationError
 from tests.errors import error_about
 from tests.support import Options, assert_same_output, decode, fairseq_greedy, make_args, make_sample, make_task
 from train_scripts.super_resolution import ImageTransformer, coordinates, image_transformer
-from train_scripts.tools.super_resolution import draw_patches, psnr, read_photograph, shipped_photographs
+from train_scripts.tools.super_resolution import draw_patches, photographs, psnr
 
 
 def make_numbers() -> Dictionary:
@@ -55,8 +55,7 @@ def test_untrained_model_enlarges_its_input() -> None:
     values = {"embed_dim": 64, "attention_heads": 4, "normalize_before": True}
     of_both = {f"{part}_{name}": value for part in ("encoder", "decoder") for name, value in values.items()}
     task, model = build(**of_both)
-    photographs = [read_photograph(path) for path in shipped_photographs()]
-    high, low = draw_patches(photographs, "train", 8, 16, np.random.default_rng(0))
+    high, low = draw_patches(photographs(), "train", 8, 16, np.random.default_rng(0))
     index = torch.tensor([task.target_dictionary.index(str(value)) for value in range(256)])
     end = torch.full((8, 1), task.target_dictionary.eos())
     source = torch.cat([index[low.reshape(8, -1).astype(int)], end], dim=1)

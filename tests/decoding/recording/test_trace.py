@@ -219,7 +219,7 @@ def test_every_drafter_has_its_reasons(
         (Options("blockwise"), {"head", "verifier"}),
         (Options("blockwise", top_beta=8, tau=50.0), {"head", "relaxed", "verifier"}),
     ],
-    ids=str,
+    ids=lambda value: " ".join(sorted(value)) if isinstance(value, set) else str(value),
 )
 def test_reasons_without_a_trained_drafter(tmp_path: Path, options: Options, expected: set[str]) -> None:
     task, model = make_blockwise(3, 9, identity_first_head=True)
