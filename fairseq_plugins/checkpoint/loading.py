@@ -117,8 +117,15 @@ def check_task(model_cfg: Any, task: Any, option: str) -> None:
     """Raise ConfigurationError for a model trained with a task that adds tokens which `task` does not add.
 
     A multilingual model translates wrongly without its language tokens, forced first token or own EOS. `model_cfg` has
-    the options of model and task from the checkpoint. An unknown task is only a warning.
+    the options of model and task from the checkpoint. An unknown task is only a warning, and so is the direction of a
+    model that was trained in the other one: with a joined dictionary, it may have been trained in both.
     """
+    trained, used = (
+        (getattr(options, "source_lang", None), getattr(options, "target_lang", None))
+        for options in (model_cfg, getattr(task, "cfg", None))
+    )
+    if None not in trained and trained == used[::-1] and trained != used:
+        logger.warning(f"{option}: was trained to translate from {trained[0]} to {trained[1]}, not {' to '.join(used)}")
     name = getattr(model_cfg, "task", None)
     kind = TASK_REGISTRY.get(name)
     kind = getattr(kind, "without_decoder", kind)  # `add_decoder` overrides methods

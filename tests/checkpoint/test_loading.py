@@ -42,6 +42,17 @@ def test_plain_translation_is_accepted(name: str | None, caplog: pytest.LogCaptu
     assert not caplog.records
 
 
+@pytest.mark.parametrize(("trained", "warns"), [(("en", "de"), False), (("de", "en"), True), (("de", "fr"), False)])
+def test_a_reversed_direction_is_a_warning(
+    trained: tuple[str, str], warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = make_task()
+    task.cfg.source_lang, task.cfg.target_lang = "en", "de"
+    model = Namespace(task="translation", source_lang=trained[0], target_lang=trained[1])
+    check_task(model, task, "--path")
+    assert ("--path: was trained to translate from de to en, not en to de" in caplog.text) == warns
+
+
 def test_an_unknown_task_is_named(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         check_task(Namespace(task="mine"), make_task(), "--path")
