@@ -1,7 +1,7 @@
 """The interface of a module of kernels: methods describe themselves against it, whichever module runs them.
 
 Two modules offer it: the compiled one for CPUs (native/csrc/python) and Triton's for GPUs (gpu/__init__.py). mypy
-checks the second one. `csrc/drafter.h` says what a batch and a draft are.
+checks the second one, tests/decoding/test_kernel_module.py both. `csrc/drafter.h` says what a batch and a draft are.
 The converters of weights (kernel_weights.py) also call their own module's `linear`, which depends on its formats.
 """
 
@@ -38,6 +38,33 @@ length; it has no output.
 
 class Unsupported(Exception):
     """A module of kernels does not support something; the message is the reason, in a few words."""
+
+
+class Activations(Protocol):
+    """The enumeration of activation functions."""
+
+    @property
+    def RELU(self) -> Any: ...
+    @property
+    def GELU(self) -> Any: ...
+    @property
+    def SILU(self) -> Any: ...
+
+
+class Lookups(Protocol):
+    """The enumeration of places to copy from, after a suffix of the output has been matched."""
+
+    @property
+    def UNIQUE(self) -> Any:
+        """The source; only a match that occurs once counts (Aggressive Decoding, Algorithm 1)."""
+
+    @property
+    def RECENT(self) -> Any:
+        """Source and output so far; of the longest matches, the last."""
+
+    @property
+    def NEAREST(self) -> Any:
+        """Given drafts; long matches near the expected position score best."""
 
 
 class KernelLayer(Protocol):
@@ -189,18 +216,9 @@ class KernelModule(Protocol):
     """A module of kernels."""
 
     @property
-    def Activation(self) -> Any:
-        """The enumeration of activation functions: RELU, GELU, SILU."""
-
+    def Activation(self) -> Activations: ...
     @property
-    def Lookup(self) -> Any:
-        """The enumeration of places to copy from, after a suffix of the output has been matched.
-
-        UNIQUE: the source; only a match that occurs once counts (Aggressive Decoding, Algorithm 1).
-        RECENT: source and output so far; of the longest matches, the last.
-        NEAREST: given drafts; long matches near the expected position score best.
-        """
-
+    def Lookup(self) -> Lookups: ...
     @property
     def EosForbidden(self) -> type[ValueError]: ...
 
