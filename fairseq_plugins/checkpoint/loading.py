@@ -125,7 +125,9 @@ def check_task(model_cfg: Any, task: Any, option: str) -> None:
         for options in (model_cfg, getattr(task, "cfg", None))
     )
     if None not in trained and trained == used[::-1] and trained != used:
-        logger.warning(f"{option}: was trained to translate from {trained[0]} to {trained[1]}, not {used[0]} to {used[1]}")
+        logger.warning(
+            f"{option}: was trained to translate from {trained[0]} to {trained[1]}, not {used[0]} to {used[1]}"
+        )
     name = getattr(model_cfg, "task", None)
     kind = TASK_REGISTRY.get(name)
     kind = getattr(kind, "without_decoder", kind)  # `add_decoder` overrides methods
