@@ -170,13 +170,16 @@ def _check_subwords(files: ModelFiles, symbols: Sequence[str], is_cut: bool) -> 
     kind = max(marked, key=marked.__getitem__)
     if marked[kind] <= len(symbols) / 20:
         return
-    if files.subwords is None and not is_cut:
-        logger.warning(
-            f"{files.data}: the dictionaries have subwords of {kind}, and no file that cuts text into them is given: "
-            "text is read as subwords with spaces between, and written so; give the codes or the model as subwords"
-        )
-    given = files.subwords is not None and Path(files.subwords)
-    if given and not given.is_dir() and (given.suffix == ".model") != ("sentencepiece" in kind):
+    if files.subwords is None:
+        if not is_cut:
+            logger.warning(
+                f"{files.data}: the dictionaries have subwords of {kind}, and no file that cuts text into them is "
+                "given: text is read as subwords with spaces between, and written so; give the codes or the model as "
+                "subwords"
+            )
+        return
+    given = Path(files.subwords)
+    if not given.is_dir() and (given.suffix == ".model") != ("sentencepiece" in kind):
         problem = f"cuts no subwords of {kind}, which the dictionaries have"
         remedy = "give the file that cut the model's training text"
         raise ConfigurationError("--subwords", given, problem, remedy)

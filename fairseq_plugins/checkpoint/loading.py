@@ -120,14 +120,9 @@ def check_task(model_cfg: Any, task: Any, option: str) -> None:
     the options of model and task from the checkpoint. An unknown task is only a warning, and so is the direction of a
     model that was trained in the other one: with a joined dictionary, it may have been trained in both.
     """
-    trained, used = (
-        (getattr(options, "source_lang", None), getattr(options, "target_lang", None))
-        for options in (model_cfg, getattr(task, "cfg", None))
-    )
-    if None not in trained and trained == used[::-1] and trained != used:
-        logger.warning(
-            f"{option}: was trained to translate from {trained[0]} to {trained[1]}, not {used[0]} to {used[1]}"
-        )
+    (source, target), used = _languages(model_cfg), _languages(getattr(task, "cfg", None))
+    if source is not None and source != target and used == (target, source):
+        logger.warning(f"{option}: was trained to translate from {source} to {target}, not {target} to {source}")
     name = getattr(model_cfg, "task", None)
     kind = TASK_REGISTRY.get(name)
     kind = getattr(kind, "without_decoder", kind)  # `add_decoder` overrides methods
@@ -148,6 +143,10 @@ def check_task(model_cfg: Any, task: Any, option: str) -> None:
         )
     if name is not None and kind is None:
         logger.warning(f"{option}: was trained with --task {name}, which is unknown here; decodes as a translation")
+
+
+def _languages(options: Any) -> tuple[str | None, str | None]:
+    return getattr(options, "source_lang", None), getattr(options, "target_lang", None)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from fairseq_plugins.checkpoint.loading import unwrap
 from fairseq_plugins.criterions.logged_sums import SummedLoss, add_up, log_losses, log_mean
 from fairseq_plugins.decoding.method import option
-from fairseq_plugins.decoding.reference.captured.fixed_shapes import padding_last
 from fairseq_plugins.decoding.reference.drafters.jacobi import first_window
+from fairseq_plugins.decoding.reference.rows import padding_last
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
 

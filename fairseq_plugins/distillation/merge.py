@@ -152,21 +152,17 @@ def merge(
             partial.mkdir()
             text.mkdir()
             for subset in subsets:
-                dataset = load_subset(task, subset)
+                dataset, is_training = load_subset(task, subset), subset == "train"
                 files = source_files(data, subset, source, target)
                 origins[subset], sentences = read_all(folder, subset, sha256(files), len(dataset))
-                is_training = subset == "train"
                 pairs, counts[subset] = filter_pairs(
                     _text(dataset.src, task.source_dictionary), sentences, max_ratio if is_training else None
                 )
                 if not pairs:
                     raise ConfigurationError(None, folder, f"no sentence of {subset} is left ({counts[subset]})")
                 if keep_raw and is_training:
-                    if dataset.tgt is None:
-                        raise ConfigurationError("--keep-raw", None, f"{data} has no target side of {subset}")
+                    pairs += _raw_pairs(task, dataset)
                     counts[subset].raw = len(dataset)
-                    raw = (_text(dataset.src, task.source_dictionary), _text(dataset.tgt, task.target_dictionary))
-                    pairs += zip(*raw, strict=True)
                 for language, side in ((source, 0), (target, 1)):
                     with open(text / f"{subset}.{language}", "w", encoding="utf-8", newline="\n") as file:
                         file.writelines(pair[side] + "\n" for pair in pairs)
@@ -179,6 +175,14 @@ def merge(
     except OSError as error:
         raise unwritable(destination, "--destdir", error) from error
     return counts
+
+
+def _raw_pairs(task: Any, dataset: Any) -> Iterable[tuple[str, str]]:
+    """Return the pairs of the training data; raise ConfigurationError if it has no target side."""
+    if dataset.tgt is None:
+        raise ConfigurationError("--keep-raw", None, f"{task.cfg.data} has no target side of train")
+    raw = _text(dataset.src, task.source_dictionary), _text(dataset.tgt, task.target_dictionary)
+    return zip(*raw, strict=True)
 
 
 def _binarise(

@@ -55,8 +55,8 @@ class TraceWriter:
         self._written = 0
         self._iterations: dict[int, list[Iteration]] = {}
         self._file = PartialFile(path, OPTION)
-        header = vars(Trace(spec.name, settings, source.symbols, target.symbols))
-        del header["sentences"]
+        trace = Trace(spec.name, settings, source.symbols, target.symbols)
+        header = {name: value for name, value in vars(trace).items() if name != "sentences"}
         self._file.write(_json({"format": FORMAT, "version": VERSION, **header}))
 
     def iteration(self, sentences: Sequence[int], advance: Advance) -> None:

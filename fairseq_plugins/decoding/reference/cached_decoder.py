@@ -14,11 +14,11 @@ from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor
 
 from fairseq_plugins.decoding.reference.attention import BeamAttention, ChainAttention
-from fairseq_plugins.decoding.reference.captured.fixed_shapes import FixedAttention, padding_last
+from fairseq_plugins.decoding.reference.captured.fixed_shapes import FixedAttention
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.layout import BeamLayout, Chain, Span
 from fairseq_plugins.decoding.reference.mask_embeddings import FixedMaskEmbeddings, MaskEmbeddings
-from fairseq_plugins.decoding.reference.rows import cat_padded, may_have_padding, rows_of
+from fairseq_plugins.decoding.reference.rows import cat_padded, may_have_padding, padding_last, rows_of
 from fairseq_plugins.decoding.weights import (
     Precision,
     embeddings,

@@ -14,11 +14,11 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding.reference.attention import additive_mask
-from fairseq_plugins.decoding.reference.captured.fixed_shapes import attention, padding_last
+from fairseq_plugins.decoding.reference.captured.fixed_shapes import attention
 from fairseq_plugins.decoding.reference.captured.graph_capture import CapturedSteps, Outputs, Run
 from fairseq_plugins.decoding.reference.captured.shapes import MAX_ROWS, rounded_up
 from fairseq_plugins.decoding.reference.engine import Engine
-from fairseq_plugins.decoding.reference.rows import may_have_padding
+from fairseq_plugins.decoding.reference.rows import may_have_padding, padding_last
 from fairseq_plugins.decoding.weights import Precision, embeddings, norm, quantized_layer, read_encoder_layer
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.exact_types import changed_part

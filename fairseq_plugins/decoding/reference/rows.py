@@ -1,4 +1,4 @@
-"""Select and join rows of batches."""
+"""Select, order and join rows of batches."""
 
 from collections.abc import Sequence
 
@@ -16,6 +16,11 @@ def from_host(numbers: Sequence[float], device: torch.device, dtype: torch.dtype
 def may_have_padding(padding: Tensor) -> bool:
     """Return whether a mask [B, S] has any True; always on a GPU, where reading it would synchronise."""
     return padding.device.type != "cpu" or bool(padding.any())
+
+
+def padding_last(padding: Tensor) -> Tensor:
+    """Return indices [B, S] that move padding [B, S] to the end and keep the order of the tokens."""
+    return padding.long().argsort(dim=1, stable=True)
 
 
 def rows_of(sentences: Tensor, beam: int) -> Tensor:

@@ -143,8 +143,3 @@ class FixedAttention:
     def cross_attention(self, query: Tensor, heads: int, cross: Tensor) -> Tensor:
         """Attend as `ChainAttention.cross_attention`."""
         return attention(query.unflatten(-1, (heads, -1)), cross, self.last_of_source)
-
-
-def padding_last(padding: Tensor) -> Tensor:
-    """Return indices [B, S] that move padding [B, S] to the end and keep the order of the tokens."""
-    return padding.long().argsort(dim=1, stable=True)

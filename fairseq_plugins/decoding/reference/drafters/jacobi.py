@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_plugins.decoding.reference.captured.fixed_shapes import padding_last
 from fairseq_plugins.decoding.reference.encoder import EncoderOut
-from fairseq_plugins.decoding.reference.rows import cat_padded
+from fairseq_plugins.decoding.reference.rows import cat_padded, padding_last
 from fairseq_plugins.decoding.reference.state import Advance, DecodingState, Draft, no_draft
 
 # Window of Algorithm 1 per source token: the length of the target is unknown.
