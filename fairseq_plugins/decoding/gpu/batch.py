@@ -15,18 +15,13 @@ from torch import Tensor
 from fairseq_plugins.decoding.gpu.kernels.constants import ALWAYS, AT_BEGINNING, STATUS, TOKENS, TOO_EARLY
 from fairseq_plugins.decoding.gpu.runner import PART, PART_OF_BEAMS
 from fairseq_plugins.decoding.gpu.vocabulary import Draw
+from fairseq_plugins.decoding.reference.rows import from_host
 
 # Rows of a tile of the encoder: a source begins at a multiple of this.
 TILE = 16
 _ROWS = 32  # of each place in a step
 _TOKENS = TOKENS.value
 _BITS = ALWAYS.value, TOO_EARLY.value, AT_BEGINNING.value
-
-
-def on_device(values: object, device: torch.device, dtype: torch.dtype = torch.int32) -> Tensor:
-    """Return numbers on a device. They go through pinned memory, so that the host does not wait for what is queued."""
-    tensor = torch.as_tensor(values, dtype=dtype)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 @dataclass(frozen=True)
@@ -125,14 +120,14 @@ class Batch:
             suppressed: tokens that are not chosen anywhere, and at the beginning of an output.
             topk: tokens that may be drawn; 0 for no limit.
         """
-        self.limits[:_TOKENS] = on_device([pad, unk, eos, 0, 0, 0, 0, topk], self.limits.device)
+        self.limits[:_TOKENS] = from_host([pad, unk, eos, 0, 0, 0, 0, topk], self.limits.device, torch.int32)
         everywhere, at_beginning = suppressed
         of_tokens = (pad, *everywhere), (eos,), at_beginning
         if of_tokens != self._limits_of_tokens:
             bits = torch.zeros(len(self.limits) - _TOKENS, dtype=torch.int32)
             for bit, tokens in zip(_BITS, of_tokens, strict=True):
                 bits[[token for token in tokens if token >= 0]] |= bit
-            self.limits[_TOKENS:] = on_device(bits, self.limits.device)
+            self.limits[_TOKENS:] = from_host(bits, self.limits.device, torch.int32)
             self._limits_of_tokens = of_tokens
 
     def fitting(self, output: int, source: int) -> int:

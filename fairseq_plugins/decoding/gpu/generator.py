@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.acceptance import Acceptance
-from fairseq_plugins.decoding.gpu.batch import Sizes, on_device
+from fairseq_plugins.decoding.gpu.batch import Sizes
 from fairseq_plugins.decoding.gpu.beam_search import BeamSearch
 from fairseq_plugins.decoding.gpu.continuous_batch import ContinuousBatch, Request
 from fairseq_plugins.decoding.gpu.drafter import Drafter
@@ -17,6 +17,7 @@ from fairseq_plugins.decoding.gpu.policy import Policy
 from fairseq_plugins.decoding.gpu.search import GreedySearch
 from fairseq_plugins.decoding.gpu.weights import Linear, Transformer
 from fairseq_plugins.decoding.kernel_module import Event, FoundHypothesis, FoundOutput, GivenDrafts, Unsupported
+from fairseq_plugins.decoding.reference.rows import from_host
 
 MOST_OUTPUTS = 4096
 
@@ -97,7 +98,7 @@ class Generator(HostLoop):
         tokens = tuple(suppressed), tuple(begin_suppressed)
         self.set_scoring(Scoring(unk_penalty, temperature, topk, topp, noise_keys is not None, *tokens))
         limits = [pad, unk, eos, min_len, max_len, width, first_token, 0]
-        self.batch.place_limits.copy_(on_device(limits, self.device))
+        self.batch.place_limits.copy_(from_host(limits, self.device, torch.int32))
 
     def check(self, sentence: Sentence) -> None:
         """Raise ValueError for a source that does not fit."""

@@ -15,7 +15,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from fairseq_plugins.decoding.gpu.batch import TILE, on_device
+from fairseq_plugins.decoding.gpu.batch import TILE
 from fairseq_plugins.decoding.gpu.beam_search import BeamSearch, EosForbidden
 from fairseq_plugins.decoding.gpu.drafter import Drafter
 from fairseq_plugins.decoding.gpu.graphs import Replayed
@@ -23,6 +23,7 @@ from fairseq_plugins.decoding.gpu.kernels.constants import ALL_ROWS, EOS_IS_FORB
 from fairseq_plugins.decoding.gpu.policy import Policy
 from fairseq_plugins.decoding.gpu.search import GreedySearch, packed
 from fairseq_plugins.decoding.kernel_module import FoundHypothesis, FoundOutput
+from fairseq_plugins.decoding.reference.rows import from_host
 from fairseq_plugins.errors import NAN_SCORES
 
 # Numbers of places that have graphs of their own.
@@ -151,7 +152,7 @@ class HostLoop:
         self.scoring = scoring
         self.prepare_places()
         self.batch.penalties.copy_(
-            on_device([scoring.unk_penalty, scoring.temperature, topp], self.device, torch.float32)
+            from_host([scoring.unk_penalty, scoring.temperature, topp], self.device, torch.float32)
         )
         suppressed = scoring.suppressed, scoring.begin_suppressed
         self.batch.set_limits(*self.symbols[:3], suppressed, topk)
@@ -191,8 +192,8 @@ class HostLoop:
         """
         batch, replay = self.batch, self.iterations[self._key(width)]
         batch.set_limits(1, 3, -1)
-        batch.place_limits.copy_(on_device([1, 3, -1, 0, self.max_len, 0, 0, 0], self.device))
-        batch.penalties.copy_(on_device([0.0, 1.0, 0.0], self.device, torch.float32))
+        batch.place_limits.copy_(from_host([1, 3, -1, 0, self.max_len, 0, 0, 0], self.device, torch.int32))
+        batch.penalties.copy_(from_host([0.0, 1.0, 0.0], self.device, torch.float32))
         # Places beyond the usable ones have no slots in the caches.
         used = slice(min(places, self.usable))
         batch.source_lengths[used] = source = min(24, self.search.sizes.sources)
@@ -241,8 +242,8 @@ class HostLoop:
             [pad, unk, eos, sentence.min_len, sentence.max_len, len(sentence.prefix), first_token, 0]
             for _, sentence in taken
         ]
-        places = on_device([place for place, _ in taken], self.device, torch.long)
-        self.batch.place_limits.index_copy_(0, places, on_device(limits, self.device))
+        places = from_host([place for place, _ in taken], self.device)
+        self.batch.place_limits.index_copy_(0, places, from_host(limits, self.device, torch.int32))
         if self.drafter is None:
             return
         active = [owner for owner in self.owners if owner is not None]
@@ -269,22 +270,22 @@ class HostLoop:
     def _encode(self, taken: Sequence[tuple[int, Sentence]], count: int) -> None:
         """Encode sentences at their places."""
         places = [place for place, _ in taken]
-        numbers = on_device(places, self.device, torch.long)
+        numbers = from_host(places, self.device)
         width = max(len(sentence.prefix) for _, sentence in taken)
         if width:
             rows = [[*sentence.prefix, *[self.pad] * (width - len(sentence.prefix))] for _, sentence in taken]
-            self.batch.prefix[:, :width].index_copy_(0, numbers, on_device(rows, self.device))
+            self.batch.prefix[:, :width].index_copy_(0, numbers, from_host(rows, self.device, torch.int32))
         if self.batch.draw is not None:
             keys = torch.tensor([list(sentence.noise_key) for _, sentence in taken]).to(torch.int32)
-            self.batch.noise_keys.index_copy_(0, numbers, on_device(keys, self.device))
+            self.batch.noise_keys.index_copy_(0, numbers, from_host(keys, self.device, torch.int32))
         tiles = min(max(1 << (count - 1).bit_length(), 2), self.search.encoder.most_tiles)
         tokens, of_tiles = packed([sentence.source for _, sentence in taken], places, self.pad)
         tokens += [self.pad] * (tiles * TILE - len(tokens))
         of_tiles += [[-1, 0, 0]] * (tiles - len(of_tiles))
         encode, encoder = self.encoder_of(tiles), self.search.encoder
-        encoder.parts(tiles)[0].copy_(on_device(tokens, self.device))
+        encoder.parts(tiles)[0].copy_(from_host(tokens, self.device, torch.int32))
         into = encoder.input[encoder.most_tiles * TILE :].view(3, -1)[:, :tiles]
-        into.copy_(on_device(list(zip(*of_tiles, strict=True)), self.device))
+        into.copy_(from_host(list(zip(*of_tiles, strict=True)), self.device, torch.int32))
         encode()
 
     def encoder_of(self, tiles: int) -> Replayed:
@@ -351,7 +352,7 @@ class HostLoop:
         longest = max((owner.length for owner in owners if owner is not None), default=0)
         if not longest:
             return
-        numbers = on_device(places, self.device)
+        numbers = from_host(places, self.device, torch.int32)
         copies = [_to_host(values.index_select(0, numbers)) for values in self.search.results(longest + 1)]
         for row, (place, owner) in enumerate(zip(places, owners, strict=True)):
             assert owner is not None

@@ -1,16 +1,14 @@
 """Select, order and join rows of batches."""
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
-def from_host(numbers: Sequence[float], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
-    """Copy numbers [N] to a device without synchronising."""
-    on_host = torch.tensor(numbers, dtype=dtype)
-    return on_host if device.type == "cpu" else on_host.pin_memory().to(device, non_blocking=True)
+def from_host(numbers: object, device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
+    """Copy numbers, nested as a tensor's, to a device without waiting for what is queued there."""
+    on_host = torch.as_tensor(numbers, dtype=dtype)
+    return on_host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else on_host.to(device)
 
 
 def may_have_padding(padding: Tensor) -> bool:

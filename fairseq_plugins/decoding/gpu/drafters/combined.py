@@ -6,13 +6,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fairseq_plugins.decoding.gpu.batch import Batch, on_device
+from fairseq_plugins.decoding.gpu.batch import Batch
 from fairseq_plugins.decoding.gpu.drafter import Drafter
 from fairseq_plugins.decoding.gpu.drafters.tokens import TokenDrafter
 from fairseq_plugins.decoding.gpu.drafters.writing import launch_given
 from fairseq_plugins.decoding.gpu.kernels.drafts import find_undrafted
 from fairseq_plugins.decoding.gpu.search import Encoded, GreedySearch, Verified
 from fairseq_plugins.decoding.kernel_module import GivenDrafts
+from fairseq_plugins.decoding.reference.rows import from_host
 
 
 class FallbackDrafter(Drafter):
@@ -92,8 +93,8 @@ class ReplayedDrafter(Drafter):
             return
         rows = self.tokens[[sentence for _, sentence in taken]][:, : self.given.size(1)]
         last = rows[:, -1:].expand(-1, self.given.size(1) - rows.size(1))
-        places = on_device([place for place, _ in taken], self.given.device, torch.long)
-        self.given.index_copy_(0, places, on_device(torch.cat([rows, last], 1), self.given.device))
+        places = from_host([place for place, _ in taken], self.given.device)
+        self.given.index_copy_(0, places, from_host(torch.cat([rows, last], 1), self.given.device, torch.int32))
 
     def begin(self, batch: Batch, encoded: Encoded) -> None:
         """Begin sentences."""

@@ -6,12 +6,13 @@ import torch
 import triton
 from torch import Tensor
 
-from fairseq_plugins.decoding.gpu.batch import Batch, on_device
+from fairseq_plugins.decoding.gpu.batch import Batch
 from fairseq_plugins.decoding.gpu.drafter import Drafter, lengths_up_to
 from fairseq_plugins.decoding.gpu.kernels.constants import Lookup
 from fairseq_plugins.decoding.gpu.kernels.copying import copy_draft
 from fairseq_plugins.decoding.gpu.search import GreedySearch
 from fairseq_plugins.decoding.kernel_module import GivenDrafts
+from fairseq_plugins.decoding.reference.rows import from_host
 
 # Given drafts of a sentence; their tokens are at most as many as this many longest outputs have.
 _MOST_TEXTS, _MOST_OUTPUTS = 16, 4
@@ -79,7 +80,7 @@ class CopyDrafter(Drafter):
             [place, len(own_ends), *own_ends, *[0] * (_MOST_TEXTS - len(own_ends)), *row, *[0] * (width - len(row))]
             for (place, _), own_ends, row in zip(taken, ends, rows, strict=True)
         ]
-        staged = on_device(packed, self.given.device)
+        staged = from_host(packed, self.given.device, torch.int32)
         places = staged[:, 0].long()
         self.counts.index_copy_(0, places, staged[:, 1])
         self.ends.index_copy_(0, places, staged[:, 2 : 2 + _MOST_TEXTS])
