@@ -1,211 +1,49 @@
-"""Measure sampling, alignments and fairseq's other searches on captions: `python -m tests.benchmarks.measure_options`.
+"""Time sampling, and alignments and fairseq's other searches, on captions.
 
     python -m tests.benchmarks.measure_options SOURCES REFERENCES [PART...]
 
 SOURCES and REFERENCES are captions in English and German, a line each, such as the test set of Multi30k. Each part
-prints rows of a Markdown table: `samples`, `distribution`, `speed`, `searches`.
+prints rows of a Markdown table: `speed` of sampling, `searches`. The programs use one thread.
 """
 
 import argparse
+import shutil
 import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from fairseq.search import Sampling as FairseqSampling
-from fairseq.sequence_generator import SequenceGenerator
 
-from fairseq_plugins import Translation
-from tests.benchmarks.captions import BASE, CLDR, cut, model, row, shown
-from tests.benchmarks.measure_searches import searches
+import fairseq_plugins
+from fairseq_plugins import Model, Translation
+from fairseq_plugins.decoding.reference.beam_verifier import BeamVerifier
+from fairseq_plugins.decoding.reference.search.strategy import SearchStrategy
+from tests.language_model import write_language_model
+from tests.support import REPOSITORY
 
-Ids = list[list[tuple[str, ...]]]
-SAMPLINGS: tuple[dict[str, Any], ...] = (
-    {"temperature": 0.7}, {"temperature": 0.5}, {"temperature": 1.5}, {"sampling_topk": 10}, {"sampling_topp": 0.9},
-    {}, {"sampling_topp": 0.8, "temperature": 1.5},
-)  # fmt: skip
+SMALL, BASE = (REPOSITORY / "checkpoints" / name for name in ("multi30k.en-de", "multi30k-base.en-de"))
 
 
-def hypotheses(translations: Sequence[Translation]) -> Ids:
-    """Return the subwords of all hypotheses of each sentence."""
-    return [[tuple(each.tokens) for each in (one, *one.alternatives)] for one in translations]
+@cache
+def model(decoder: str, folder: Path = SMALL, **options: Any) -> Model:
+    """Return a model of the repository on one thread of the CPU."""
+    return fairseq_plugins.load(folder, decoder=decoder, device="cpu", threads=1, **options)
 
 
-# Sampled ids
+def cut(texts: Sequence[str], folder: Path = SMALL) -> list[list[str]]:
+    """Return texts as subwords."""
+    return [model("greedy", folder).tokenize(text) for text in texts]
 
 
-def samples(sources: list[str], _: list[str]) -> None:
-    """Compare sampled ids of decoders, batches, threads, and of the kernels with PyTorch."""
-    texts = cut(sources)
-    ways: list[dict[str, Any]] = [
-        {"decoder": decoder, "threads": threads, "batch_size": size}
-        for decoder in ("greedy", "gad", "gs-jacobi")
-        for threads in (1, 2)
-        for size in (1, 7, 32)
-    ]
-    in_torch: list[dict[str, Any]] = [
-        {"decoder": "greedy", "batch_size": 32, "no_compiled_steps": True},
-        {"decoder": "gad", "batch_size": 7, "threads": 2, "no_compiled_steps": True},
-    ]
-    for number, options in enumerate(SAMPLINGS):
-        # All ways with one of the options; with the others four, and one in PyTorch, which is slow.
-        found = [drawn(texts, options, **way) for way in (ways[::5] if number else ways)]
-        torchs = [drawn(texts, options, **way) for way in ([in_torch[number % 2]] if number else in_torch)]
-        row(
-            f"sampled ids, {shown(options)}", f"{len(texts)} sentences",
-            f"kernels: {sum(one == found[0] for one in found)} of {len(found)} runs equal",
-            f"PyTorch: {sum(one == torchs[0] for one in torchs)} of {len(torchs)} runs equal",
-            f"kernels and PyTorch: {equal(found[0], torchs[0])} sentences equal",
-        )  # fmt: skip
-
-
-def drawn(
-    texts: list[list[str]], options: dict[str, Any], decoder: str, batch_size: int, threads: int = 1, **how: Any
-) -> Ids:
-    own = model(decoder, threads=threads, **how)
-    return hypotheses(own.translate_batch(texts, sampling=True, seed=1, batch_size=batch_size, **options))
-
-
-def equal(first: Ids, second: Ids) -> str:
-    return f"{sum(one == other for one, other in zip(first, second, strict=True))} of {len(first)}"
-
-
-# Distribution
-
-
-def distribution(*_: list[str], count: int = 100_000) -> None:
-    """Compare samples with the model's softmax, and with fairseq's sampler, by chi-square."""
-    own = model("gad", CLDR)
-    # Many tokens may begin its translation.
-    words = own.tokenize("On Sundays, the assistants visit Laura.")
-    session = own._session
-    (verifier,), target = session.models, session.task.target_dictionary
-    for options in ({}, {"sampling_topk": 10}, {"sampling_topp": 0.9, "temperature": 1.2}, {"temperature": 0.7}):
-        for longest in (1, 3):
-            outputs = f"{longest} token" if longest == 1 else f"outputs of up to {longest} tokens"
-            limits = {"max_len_a": 0, "max_len_b": longest}
-            ours: Counter[tuple[int, ...]] = Counter()
-            for begin in range(0, count, 5000):
-                (best,) = own.translate_batch(
-                    [words], numbers=[begin], sampling=True, num_hypotheses=5000, **limits, **options
-                )
-                for each in (best, *best.alternatives):
-                    ours[tuple(target.index(token) for token in each.tokens)] += 1
-            ids = own._text.source(words)
-            expected = probabilities(verifier, ids, list(ours), longest, target, options)
-            theirs = fairseqs(verifier, ids, target, longest, count, options)
-            row(
-                f"{count:,} samples of {outputs}, {shown(options)}",
-                f"against the model's softmax: {against(ours, expected, count)}",
-                f"against fairseq's sampler: {between(ours, theirs)}",
-            )  # fmt: skip
-
-
-def batched(values: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """Yield lists of up to `size` values."""
-    left = iter(values)
-    while batch := list(islice(left, size)):
-        yield batch
-
-
-@torch.no_grad()
-def probabilities(
-    verifier: Any,
-    source: torch.Tensor,
-    outputs: list[tuple[int, ...]],
-    longest: int,
-    target: Any,
-    options: dict[str, Any],
-) -> dict[tuple[int, ...], float]:
-    """Return the probability of each output by fairseq's own model; outputs end with EOS, forced after `longest`."""
-    encoded = verifier.encoder(source[None], torch.tensor([len(source)]))
-    topk, topp = options.get("sampling_topk", 0), options.get("sampling_topp", 0.0)
-    steps = {output: (*output, target.eos())[:longest] for output in outputs}
-    found = dict.fromkeys(outputs, 1.0)
-    for length in range(longest):
-        by_prefix: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
-        for output, tokens in steps.items():
-            if len(tokens) > length:
-                by_prefix.setdefault(tokens[:length], []).append(output)
-        for prefixes in batched(by_prefix, 500):
-            inputs = torch.tensor([[target.eos(), *prefix] for prefix in prefixes])
-            rows = verifier.encoder.reorder_encoder_out(encoded, torch.zeros(len(prefixes), dtype=torch.long))
-            logits = verifier.decoder(inputs, encoder_out=rows)[0][:, -1].double()
-            log_probs = (logits / options.get("temperature", 1.0)).log_softmax(-1)
-            log_probs[:, target.pad()] = -torch.inf
-            if length == 0:
-                log_probs[:, target.eos()] = -torch.inf
-            ordered = log_probs.exp().sort(descending=True)
-            kept = torch.full((len(prefixes), 1), topk or log_probs.size(1))
-            if topp:
-                kept = (ordered.values.cumsum(1) < topp).sum(1, keepdim=True) + 1
-            values = ordered.values * (torch.arange(log_probs.size(1)) < kept)
-            allowed = torch.zeros_like(log_probs).scatter_(1, ordered.indices, values / values.sum(1, keepdim=True))
-            for of_prefix, prefix in zip(allowed, prefixes, strict=True):
-                for output in by_prefix[prefix]:
-                    found[output] *= float(of_prefix[steps[output][length]])
-    return found
-
-
-def fairseqs(
-    verifier: Any, source: torch.Tensor, target: Any, longest: int, count: int, options: dict[str, Any]
-) -> Counter[tuple[int, ...]]:
-    """Return samples of fairseq's own generator."""
-    search = FairseqSampling(target, options.get("sampling_topk", -1), options.get("sampling_topp", -1.0))
-    generator = SequenceGenerator(
-        [verifier], target, beam_size=5, max_len_a=0, max_len_b=longest, search_strategy=search,
-        temperature=options.get("temperature", 1.0),
-    )  # fmt: skip
-    torch.manual_seed(1)
-    size = 500
-    sample = {"net_input": {"src_tokens": source.repeat(size, 1), "src_lengths": torch.tensor([len(source)] * size)}}
-    drawn_ids: Counter[tuple[int, ...]] = Counter()
-    for _ in range(count // (5 * size)):
-        for of_sentence in generator.generate([verifier], sample):
-            drawn_ids.update(tuple(each["tokens"].tolist()[:-1]) for each in of_sentence)
-    return drawn_ids
-
-
-def chi_square(terms: list[float], freedom: int) -> str:
-    statistic = torch.tensor(sum(terms), dtype=torch.double)
-    p = float(torch.special.gammaincc(torch.tensor(freedom / 2, dtype=torch.double), statistic / 2))
-    return f"chi-square {float(statistic):.0f} with {freedom} degrees of freedom, p = {p:.3f}"
-
-
-def against(ours: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float], count: int) -> str:
-    """Return chi-square of counts against probabilities; outputs expected fewer than 10 times are one cell."""
-    common = [output for output in ours if expected[output] * count >= 10]
-    observed = [ours[output] for output in common]
-    wanted = [expected[output] * count for output in common]
-    # Also those that were never drawn; with few tokens to draw there are none.
-    left, rest = count - sum(observed), count - sum(wanted)
-    if rest > 1e-3:
-        observed.append(left)
-        wanted.append(rest)
-    elif left:
-        raise RuntimeError(f"{left} samples are outputs that cannot be drawn")
-    return chi_square([(a - b) ** 2 / b for a, b in zip(observed, wanted, strict=True)], len(wanted) - 1)
-
-
-def between(ours: Counter[tuple[int, ...]], theirs: Counter[tuple[int, ...]]) -> str:
-    """Return chi-square of two sets of as many samples; outputs found fewer than 20 times are one cell."""
-    common = [output for output in ours | theirs if ours[output] + theirs[output] >= 20]
-    pairs = [(ours[output], theirs[output]) for output in common]
-    pairs.append((ours.total() - sum(a for a, _ in pairs), theirs.total() - sum(b for _, b in pairs)))
-    return chi_square([(a - b) ** 2 / (a + b) for a, b in pairs if a + b], len(pairs) - 1)
-
-
-# Speed
-
-
-def seconds(run: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
+def row(*cells: object) -> None:
+    """Print a row of the table."""
+    print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
 def speed(sources: list[str], _: list[str], repeats: int = 5) -> None:
@@ -249,7 +87,128 @@ def speed(sources: list[str], _: list[str], repeats: int = 5) -> None:
     row("sampling without drafts / fairseq `--sampling`, temperature 0.7", place, ratio("fairseq, 0.7", "greedy, 0.7"))
 
 
-PARTS = {"samples": samples, "distribution": distribution, "speed": speed, "searches": searches}
+def searches(sources: list[str], references: list[str], count: int = 461, size: int = 16) -> None:
+    """Compare all hypotheses and alignments with those of fairseq's own search, beam 5, in batches of a size.
+
+    Speeds are ratios of processor time, which other programs do not change. Sentences with other hypotheses are near
+    ties if fairseq's own differ there, too, in double precision.
+    """
+    texts, words = cut(sources[:count]), cut(references[:count])
+    # Up to two phrases of each reference, in the order in which it has them: words 2 to 3, and the last one.
+    phrases = [phrases_of(one) for one in words]
+    with TemporaryDirectory() as folder:
+        # fairseq reads the dictionary of the language model in the folder of the model.
+        for name in ("dict.en.txt", "dict.de.txt", "subwords.model", "verifier.pt"):
+            shutil.copy(SMALL / name, folder)
+        language_model = str(write_language_model(Path(folder), SMALL / "dict.de.txt", 256))
+        languages = {"folder": Path(folder), "source_lang": "en", "target_lang": "de"}
+        cases: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+            "alignments (hard)": ({}, {"alignments": True}),
+            "alignments (hard) of the best output": ({}, {"alignments": True, "num_hypotheses": 1}),
+            "constraints, ordered": ({}, {"constraints": phrases}),
+            "constraints, unordered": (
+                {}, {"constraints": [one[::-1] for one in phrases], "constraint_order": "unordered"}
+            ),
+            "diverse beams, 5 groups": ({"diverse_beam_groups": 5}, {}),
+            "diverse siblings, rate 0.5": ({"diversity_rate": 0.5}, {}),
+            "lengths of sources": ({"match_source_len": True}, {}),
+            "a random language model, weight 0.2": (
+                {"lm_path": language_model, "lm_weight": 0.2, **languages}, {}
+            ),
+            "suppressed tokens": ({}, {"suppress_tokens": ["\u2581Ein", "\u2581ein", "."]}),
+        }  # fmt: skip
+        for name, (of_load, of_call) in cases.items():
+            compare(name, texts, size, of_load, of_call)
+
+
+def compare(
+    name: str, texts: list[list[str]], size: int, of_load: dict[str, Any], of_call: dict[str, Any], repeats: int = 2
+) -> None:
+    """Print the row of one search."""
+    ours, theirs = (model(decoder, **of_load) for decoder in ("fast-beam", "beam"))
+    found: dict[str, list[Translation]] = {}
+    times: dict[str, list[float]] = {"ours": [], "theirs": []}
+    with ExitStack() as stack:
+        # The parts of our loop in PyTorch that are fairseq's code, and the decoder.
+        parts = {
+            "fairseq's search object": stack.enter_context(timed(SearchStrategy, "candidates")),
+            "fairseq's language model": stack.enter_context(timed(SearchStrategy, "add_language_model")),
+            "the decoder": stack.enter_context(timed(BeamVerifier, "log_probs")),
+        }
+        for _ in range(repeats):
+            for who, own in (("ours", ours), ("theirs", theirs)):
+                began = time.process_time()
+                found[who] = in_batches(own, texts, size, of_call)
+                times[who].append(time.process_time() - began)
+    whole = sum(times["ours"])
+    shares = [f"{sum(spent) / whole:.0%} {part}" for part, spent in parts.items() if sum(spent) > 0.01 * whole]
+    both = list(zip(found["ours"], found["theirs"], strict=True))
+    others = [number for number, (one, other) in enumerate(both) if hypotheses(one) != hypotheses(other)]
+    best = sum(one.tokens == other.tokens for one, other in both)
+    for one in theirs._session.models:
+        one.double()
+    exact = in_batches(theirs, [texts[n] for n in others], 1, of_numbers(of_call, others))
+    unstable = sum(hypotheses(one) != hypotheses(both[n][1]) for n, one in zip(others, exact, strict=True))
+    for one in theirs._session.models:
+        one.float()
+    ties = f"; of the other {len(others)}, {unstable} are near ties: in float64 fairseq's own are others"
+    ties = ties if others else ""
+    row(
+        name, f"best outputs of {best} of {len(texts)}, all hypotheses of {len(texts) - len(others)}{ties}",
+        f"batches of {size}: {min(times['theirs']) / min(times['ours']):.1f} times fairseq's speed"
+        + (f"; of our time {', '.join(shares)}" if shares else ""),
+    )  # fmt: skip
+
+
+@contextmanager
+def timed(owner: type, name: str) -> Iterator[list[float]]:
+    """Measure the seconds of each call of a method."""
+    seconds: list[float] = []
+    method = getattr(owner, name)
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        began = time.process_time()
+        result = method(*arguments, **options)
+        seconds.append(time.process_time() - began)
+        return result
+
+    with patch.object(owner, name, run):
+        yield seconds
+
+
+def hypotheses(one: Translation) -> tuple[Any, ...]:
+    """Return the tokens of all hypotheses, and the alignment of the best."""
+    return one.alignment, *(each.tokens for each in (one, *one.alternatives))
+
+
+def of_numbers(options: dict[str, Any], numbers: list[int]) -> dict[str, Any]:
+    """Return the options of a call for these sentences."""
+    if "constraints" not in options:
+        return options
+    return {**options, "constraints": [options["constraints"][number] for number in numbers]}
+
+
+def in_batches(own: Model, texts: list[list[str]], size: int, options: dict[str, Any]) -> list[Translation]:
+    """Decode batch by batch: fairseq's diverse beams fail where the number of a sentence exceeds those of its batch."""
+    order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
+    plain: dict[str, Any] = {"beam": 5, "num_hypotheses": 5, "batch_size": size}
+    found: dict[int, Translation] = {}
+    for begin in range(0, len(order), size):
+        numbers = order[begin : begin + size]
+        given = of_numbers(options, numbers)
+        found |= zip(numbers, own.translate_batch([texts[n] for n in numbers], **{**plain, **given}), strict=True)
+    return [found[number] for number in range(len(texts))]
+
+
+def phrases_of(words: list[str]) -> list[list[str]]:
+    """Return two phrases of a sentence given as subwords: whole words."""
+    begins = [n for n, word in enumerate(words) if word.startswith("\u2581")]
+    if len(begins) < 4:
+        return []
+    return [words[begins[1] : begins[3]], words[begins[-1] :]]
+
+
+PARTS = {"speed": speed, "searches": searches}
 
 
 def main() -> None:
