@@ -4,7 +4,6 @@ import json
 import logging
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,13 +13,9 @@ import torch
 
 pytest.importorskip("matplotlib")
 
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from matplotlib.text import Text
-from PIL import Image
 
 from fairseq_plugins.decoding.reference.engine import Engine
-from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages import ddgviz, ddgviz_figure
 from fairseq_plugins.pages.ddg import SOURCE, JacobiTrace, SolvedSentence, trace
 from tests.conftest import Corpus
@@ -35,50 +30,44 @@ def solve(models: list, task: Any, sample: dict, initial: str = "pad", **options
     return trace(generator, sample, initial)
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("initial", ["pad", "unk", "source"])
-def test_the_fixed_point_is_the_greedy_output(seed: int, initial: str) -> None:
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("pad", {"max_len_b": 50}),
+    ("unk", {"max_len_b": 50}),
+    ("source", {"max_len_b": 50}),
+    ("pad", {"max_len_b": 1}),
+    ("pad", {"max_len_a": 0.5, "max_len_b": 2}),
+    ("unk", {"max_len_b": 40, "min_len": 12, "unk_penalty": -4.0}),
+    ("pad", {"max_len_b": 40, "temperature": 2.5}),
+    ("pad", {"max_len_b": 200, "min_len": 60}),
+]
+
+
+@pytest.mark.parametrize(("initial", "options"), CASES, ids=str)
+@pytest.mark.parametrize("seeds", [(0,), (3,), (5,), (1, 2)])
+def test_the_fixed_point_is_the_greedy_output(seeds: tuple[int, ...], initial: str, options: dict[str, Any]) -> None:
+    """Of an ensemble, too. Proposition 1: every iteration makes at least one more token final."""
     task = make_task()
-    model = make_transformer(task, seed=seed)
-    sample = make_sample(task, [3 * seed], seed=seed)
-    solved = solve([model], task, sample, initial, max_len_b=50)
-    greedy = fairseq_greedy([model], task, sample, max_len_b=50)
+    models = [make_transformer(task, seed=seed) for seed in seeds]
+    sample = make_sample(task, [3 * seeds[0]], seed=seeds[0])
+    solved = solve(models, task, sample, initial, **options)
+    greedy = fairseq_greedy(models, task, sample, **options)
     assert solved.tokens == ids(greedy)[0]
-    assert all(0 <= value <= 1 + 1e-6 for row in solved.probability for value in row)
     # If all tokens before it were final, a token's probability is that of greedy decoding.
     settled = sum(k < solved.final_at[-1] for k in solved.final_at) + 1
-    probability, expected = torch.tensor(solved.probability[-1]), scores(greedy)[0].exp()
-    torch.testing.assert_close(probability[:settled], expected[:settled], rtol=0, atol=1e-4)
+    probability, expected = torch.tensor(solved.probability), scores(greedy)[0].exp()
+    torch.testing.assert_close(probability[-1][:settled], expected[:settled], rtol=1e-5, atol=1e-4)
+    assert "unk_penalty" in options or 0 <= probability.min() <= probability.max() <= 1 + 1e-6
+    assert solved.iterations <= len(solved.tokens)
+    assert all(k <= i + 1 for i, k in enumerate(solved.final_at))
+    steps = [b - a for a, b in zip([0, *solved.final_at], solved.final_at, strict=False)]
+    assert steps[0] == 1 and set(steps) <= {0, 1}
+    assert len(solved.predicted) == len(solved.probability) == solved.final_at[-1]
+    for i, k in enumerate(solved.final_at):
+        assert all(row[: i + 1] == solved.tokens[: i + 1] for row in solved.predicted[k - 1 :])
+        assert k == 1 or solved.predicted[k - 2][: i + 1] != solved.tokens[: i + 1]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_len_b": 1},
-        {"max_len_b": 7},
-        {"max_len_a": 0.5, "max_len_b": 2},
-        {"max_len_b": 40, "min_len": 12},
-        {"max_len_b": 40, "unk_penalty": -4.0},
-        {"max_len_b": 40, "temperature": 2.5},
-        {"max_len_b": 200, "min_len": 60},
-    ],
-)
-def test_generation_options_apply(options: dict[str, Any]) -> None:
-    task = make_task()
-    model = make_transformer(task, seed=5)
-    sample = make_sample(task, [4])
-    assert solve([model], task, sample, **options).tokens == ids(fairseq_greedy([model], task, sample, **options))[0]
-
-
-def test_an_ensemble() -> None:
-    task = make_task()
-    models = [make_transformer(task, seed=seed) for seed in (1, 2)]
-    sample = make_sample(task, [9])
-    solved = solve(models, task, sample, max_len_b=30)
-    assert solved.tokens == ids(fairseq_greedy(models, task, sample, max_len_b=30))[0]
-
-
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_iterates_are_those_of_the_model_run_by_fairseq(seed: int) -> None:
     task = make_task()
     model = make_transformer(task, seed=seed)
@@ -98,22 +87,6 @@ def test_iterates_are_those_of_the_model_run_by_fairseq(seed: int) -> None:
         logits[:, 40:, dictionary.eos()] = torch.inf  # --max-len-b
         assert logits.argmax(-1)[0].tolist() == predicted
         guess = torch.tensor([predicted])
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_never_more_iterations_than_tokens(seed: int) -> None:
-    """Proposition 1: every iteration makes at least one more token final."""
-    task = make_task()
-    model = make_transformer(task, seed=seed)
-    solved = solve([model], task, make_sample(task, [seed + 1], seed=seed), max_len_b=40)
-    assert solved.iterations <= len(solved.tokens)
-    assert all(k <= i + 1 for i, k in enumerate(solved.final_at))
-    steps = [b - a for a, b in zip([0, *solved.final_at], solved.final_at, strict=False)]
-    assert steps[0] == 1 and set(steps) <= {0, 1}
-    assert len(solved.predicted) == len(solved.probability) == solved.final_at[-1]
-    for i, k in enumerate(solved.final_at):
-        assert all(row[: i + 1] == solved.tokens[: i + 1] for row in solved.predicted[k - 1 :])
-        assert k == 1 or solved.predicted[k - 2][: i + 1] != solved.tokens[: i + 1]
 
 
 # --------------------------------------------------------------------------------------------------- the graph
@@ -144,16 +117,6 @@ def test_groups_and_edges_by_hand() -> None:
     assert solved.edges == [(SOURCE, 0), (SOURCE, 1), (0, 2), (1, 2), (2, 3), (2, 4), (2, 5)]
 
 
-def test_edges_imply_all_dependencies() -> None:
-    solved = make_trace([1, 2, 2, 2, 3, 4, 4, 5])
-    ancestors: dict[int, set[int]] = {SOURCE: set()}
-    for b in range(len(solved.tokens)):
-        direct = [a for a, other in solved.edges if other == b]
-        ancestors[b] = set(direct).union(*(ancestors[a] for a in direct))
-        earlier = {i for i, k in enumerate(solved.final_at) if k < solved.final_at[b]}
-        assert ancestors[b] == earlier | {SOURCE}
-
-
 # ------------------------------------------------------------------------------------------------ the drawings
 
 ARABIC = "▁كيف ▁حال ك ▁اليوم ▁يا ▁صديق ي ؟ </s>"
@@ -172,6 +135,7 @@ SENTENCES = {
     "latin": make_sentence(LATIN, ends(LATIN), source="Costs $5 and $6. " * 12),
     "arabic": make_sentence(ARABIC, ends(ARABIC)),
     "hebrew": make_sentence(HEBREW, ends(HEBREW)),
+    "chinese": make_sentence(CHINESE, ends(CHINESE)),
     "one token": make_sentence("</s>", [1], source="", output=""),
     "all at once": make_sentence("▁a " * 50 + "</s>", [1] * 51),
     "long": make_sentence("▁ab " * 79 + "</s>", list(range(1, 41)) + [41] * 20 + list(range(42, 62))),
@@ -179,71 +143,30 @@ SENTENCES = {
 }
 
 
-def texts(figure: Figure) -> list[Text]:
-    """Return all texts of a figure."""
-    return [text for axes in figure.axes for text in axes.findobj(Text) if text.get_text() and text.get_visible()]
-
-
 # A missing glyph is a warning of matplotlib.
-all_glyphs = pytest.mark.filterwarnings("error:Glyph")
-
-
-@cache
-def drawn(name: str) -> Figure:
-    """Return the figure of a sentence, cached: drawing is slow."""
-    figure = ddgviz_figure.draw(SENTENCES[name])
-    figure.canvas.draw()
-    return figure
-
-
-@all_glyphs
+@pytest.mark.filterwarnings("error:Glyph")
 @pytest.mark.parametrize("name", SENTENCES)
 def test_drawing_fits_the_canvas(name: str) -> None:
-    sentence, figure = SENTENCES[name], drawn(name)
-    canvas = figure.bbox
-    written = texts(figure)
-    for text in written:
-        box = text.get_window_extent()
-        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= canvas.x1 and box.y1 <= canvas.y1, text
-    shown = [text.get_text() for text in written]
-    for label in sentence.labels:
-        assert ddgviz_figure.short(label) in shown
-    for patch in figure.axes[0].patches:
-        box = patch.get_window_extent()
-        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= canvas.x1 and box.y1 <= canvas.y1, patch
-
-
-@all_glyphs
-@pytest.mark.parametrize("name", SENTENCES)
-def test_labels_do_not_overlap(name: str) -> None:
-    sentence, figure = SENTENCES[name], drawn(name)
-    labels = {ddgviz_figure.short(label) for label in sentence.labels}
-    row = [text for text in texts(figure) if text.get_text() in labels and text.get_size() == ddgviz_figure.LABEL_SIZE]
-    heights = [round(text.get_position()[1], 3) for text in row]
-    row = [text for text, height in zip(row, heights, strict=True) if height == max(set(heights), key=heights.count)]
-    boxes = sorted((text.get_window_extent() for text in row), key=lambda box: box.x0)
-    assert len(boxes) == len(sentence.labels)
-    assert all(left.x1 < right.x0 for left, right in zip(boxes, boxes[1:], strict=False))
-
-
-@pytest.mark.parametrize("name", ["arabic", "hebrew", "latin"])
-def test_right_to_left_text_is_drawn_right_to_left(name: str) -> None:
+    """All labels and patches are inside, and labels neither overlap nor change their order."""
     sentence = SENTENCES[name]
-    assert sentence.right_to_left == (name != "latin")
+    if name == "chinese" and not has_font(sentence.output):
+        pytest.skip("no font with Chinese glyphs (Debian: fonts-noto-cjk)")
     figure = ddgviz_figure.draw(sentence)
-    places = {text.get_text(): text.get_position()[0] for text in figure.axes[0].texts}
-    xs = [places[ddgviz_figure.short(label)] for label in sentence.labels]
-    assert xs == sorted(xs, reverse=sentence.right_to_left)
-    assert (places["x"] > xs[0]) == sentence.right_to_left
-
-
-def test_cells_where_a_token_becomes_final_are_outlined() -> None:
-    sentence = SENTENCES["latin"]
-    figure = ddgviz_figure.draw(sentence)
-    outlines = [p for p in figure.axes[0].patches if isinstance(p, Rectangle) and not p.get_fill()]
-    assert len(outlines) == len(sentence.trace.groups)
-    rows = sorted({round(outline.get_y(), 3) for outline in outlines})
-    assert len(rows) == len(outlines)
+    figure.canvas.draw()
+    texts = [text for axes in figure.axes for text in axes.findobj(Text) if text.get_text() and text.get_visible()]
+    for drawn in (*texts, *figure.axes[0].patches):
+        box = drawn.get_window_extent()
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, drawn
+    labels = [ddgviz_figure.short(label) for label in sentence.labels]
+    rows: dict[float, list[Text]] = {}
+    for text in texts:
+        if text.get_text() in labels and text.get_size() == ddgviz_figure.LABEL_SIZE:
+            rows.setdefault(round(text.get_position()[1], 3), []).append(text)
+    row = sorted(max(rows.values(), key=len), key=lambda text: text.get_window_extent().x0)
+    assert sentence.right_to_left == (name in ("arabic", "hebrew"))
+    assert [text.get_text() for text in row] == (labels[::-1] if sentence.right_to_left else labels)
+    boxes = [text.get_window_extent() for text in row]
+    assert all(left.x1 < right.x0 for left, right in zip(boxes, boxes[1:], strict=False))
 
 
 def test_numbers_are_the_probabilities_of_right_predictions() -> None:
@@ -255,61 +178,21 @@ def test_numbers_are_the_probabilities_of_right_predictions() -> None:
     assert sorted(numbers) == sorted(expected)
 
 
-@pytest.mark.parametrize("name", ["latin", "arabic", "one token", "all at once"])
-def test_files_are_not_blank(name: str, tmp_path: Path) -> None:
-    ddgviz_figure.save(SENTENCES[name], tmp_path / "sentence-3")
-    png, svg = (tmp_path / f"sentence-3.{kind}" for kind in ("png", "svg"))
-    with Image.open(png) as image:
-        assert image.width > 500 and image.height > 200
-        colours = image.convert("RGB").getcolors(image.width * image.height)
-    background = max(colours)
-    assert background[1] == (255, 255, 255)
-    assert len(colours) > 20
-    assert svg.read_text(encoding="utf-8").count("<path") > 10
-
-
-def test_drawing_twice_gives_the_same_picture(tmp_path: Path) -> None:
-    for name in "ab":
-        ddgviz_figure.save(SENTENCES["arabic"], tmp_path / name)
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-
-
 def has_font(text: str) -> bool:
     with mock.patch.object(ddgviz_figure.logger, "warning") as warning:
         ddgviz_figure.font_families([text])
     return not warning.called
 
 
-@all_glyphs
-def test_chinese_glyphs_come_from_an_installed_font(tmp_path: Path) -> None:
-    if not has_font("今天气很好我们"):
-        pytest.skip("no font with Chinese glyphs (Debian: fonts-noto-cjk)")
-    sentence = make_sentence(CHINESE, ends(CHINESE))
-    figure = ddgviz_figure.draw(sentence)
-    figure.canvas.draw()  # a missing glyph would be a warning, and an error here
-    ddgviz_figure.save(sentence, tmp_path / "sentence")
-
-
 def test_a_missing_font_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ddgviz_figure.font_manager, "findSystemFonts", list)
-    ddgviz_figure.save(make_sentence(CHINESE, ends(CHINESE)), tmp_path / "sentence")
+    ddgviz_figure.save(SENTENCES["chinese"], tmp_path / "sentence")
     assert "no installed font has 。 今 们" in caplog.text and "fonts-noto-cjk" in caplog.text
 
 
 # ---------------------------------------------------------------------------------------------------- the page
-
-
-def page_of(*names: str) -> str:
-    return ddgviz_figure.page([SENTENCES[name] for name in names])
-
-
-def test_page_is_self_contained() -> None:
-    page = page_of("latin", "arabic").replace('<link rel="icon" href="data:,">', "")
-    addresses = set(re.findall(r"[a-z]+://[^\s\"'<>]*", page))
-    assert addresses == {"http://www.w3.org/2000/svg"}  # a name, not fetched
-    assert not re.search(r"<link|<img|\bsrc=|@import|fetch\(|XMLHttpRequest|import\(", page)
 
 
 def test_tokens_cannot_break_the_page() -> None:
@@ -335,16 +218,11 @@ def logging_as_before() -> Iterator[None]:
     root.handlers[:] = handlers
 
 
-@pytest.fixture(scope="module")
-def options_of(corpus: Corpus) -> list[str]:
-    """Data and model of a small real run."""
-    return [str(corpus.data), "--path", str(corpus.verifier), "--cpu"]
-
-
-def test_command(corpus: Corpus, options_of: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of an ensemble, from another first guess."""
-    ensemble = ["--path", f"{corpus.verifier}:{corpus.verifier}", "--jacobi-init", "unk"]
-    assert ddgviz.main([*options_of, *ensemble, "--sentences", "5,0-1,1", "--output", str(tmp_path / "out")]) == 0
+    ensemble = ["--path", f"{corpus.verifier}:{corpus.verifier}", "--jacobi-init", "unk", "--cpu"]
+    arguments = [str(corpus.data), *ensemble, "--sentences", "5,0-1,1", "--output", str(tmp_path / "out")]
+    assert ddgviz.main(arguments) == 0
     names = {file.name for file in (tmp_path / "out").iterdir()}
     kinds = ("png", "svg", "json")
     assert names == {"ddgviz.html", *(f"sentence-{number}.{kind}" for number in (0, 1, 5) for kind in kinds)}
@@ -352,9 +230,7 @@ def test_command(corpus: Corpus, options_of: list[str], tmp_path: Path, capsys: 
     assert [line.split("|")[1].strip() for line in printed if line.startswith("|")][2:] == ["5", "0", "1", "mean"]
     for number in (0, 1, 5):
         record = json.loads((tmp_path / "out" / f"sentence-{number}.json").read_text(encoding="utf-8"))
-        assert record["sentence"] == number
-        assert record["identical_to_fairseq"] is True
-        assert record["labels"][-1] == "</s>"
+        assert record["sentence"] == number and record["identical_to_fairseq"] is True
         assert record["speed_up"] == len(record["tokens"]) / record["iterations"]
         assert sorted(sum(record["groups"], [])) == list(range(len(record["tokens"])))
 
@@ -366,32 +242,21 @@ def test_command(corpus: Corpus, options_of: list[str], tmp_path: Path, capsys: 
         (["--sentences", "three"], "--sentences three: give numbers"),
         (["--sentences", "5-3"], "--sentences 5-3: 5-3 is empty"),
         (["--sentences", "-1"], "--sentences"),
+        (["--sentences", ""], "--sentences"),
         (["--gen-subset", "train9"], "--gen-subset train9: no such subset"),
         (["--output", "/proc/nowhere/x"], "--output /proc/nowhere/x/sentence-0.png: cannot be written"),
         (["--path", "nowhere.pt"], "--path nowhere.pt: no such file"),
+        (["--path", "{own_encoder}"], "is a drafter"),
         (["--prefix-size", "2"], "--prefix-size 2: cannot be drawn"),
     ],
 )
 def test_invalid_options_are_refused(
-    options_of: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: list[str], message: str
+    corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: list[str], message: str
 ) -> None:
-    name = changes[0]
-    given = {"--sentences": "0", "--output": str(tmp_path), name: changes[1]}
-    arguments = [f"{option}={value}" for option, value in given.items()]
-    assert ddgviz.main([*options_of, *arguments]) == 2
+    given = {"--sentences": "0", "--output": str(tmp_path), "--path": str(corpus.verifier)}
+    given[changes[0]] = changes[1].format(own_encoder=corpus.own_encoder)
+    assert ddgviz.main([str(corpus.data), "--cpu", *(f"{option}={value}" for option, value in given.items())]) == 2
     captured = capsys.readouterr()
     errors = [line for line in captured.err.splitlines() if "error: " in line]
     assert len(errors) == 1 and message in errors[0]
     assert "Traceback" not in captured.err
-
-
-def test_a_drafter_is_refused(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = [str(corpus.data), "--path", str(corpus.own_encoder), "--cpu", "--sentences", "0"]
-    assert ddgviz.main([*command, "--output", str(tmp_path)]) == 2
-    assert "is a drafter" in capsys.readouterr().err
-
-
-def test_sentence_numbers() -> None:
-    assert ddgviz.sentence_numbers("3, 17,20-22,3") == [3, 17, 20, 21, 22]
-    with pytest.raises(ConfigurationError):
-        ddgviz.sentence_numbers("")

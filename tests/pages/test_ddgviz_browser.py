@@ -42,27 +42,19 @@ def test_everything_is_drawn(opened: Page, page: Path, number: int, name: str) -
     assert len(opened.all(".group")) == len(sentence.trace.groups)
 
 
-def test_the_address_names_the_sentence(opened: Page, page: Path) -> None:
-    opened.open(page)
-    assert shown(opened) == "10" and opened.address == "#10"
-    opened.open(page, "#30")
-    assert shown(opened) == "30"
-    opened.script("location.hash = '#20'")
-    assert opened.script("return new Promise((done) => setTimeout(() => done(byId('choice').value), 50))") == "1"
-    opened.open(page, "#31")  # no such sentence
-    assert shown(opened) == "10"
-
-
-def test_keys_choose_the_sentence(opened: Page, page: Path) -> None:
+def test_keys_and_the_address_choose_the_sentence(opened: Page, page: Path) -> None:
     opened.open(page)
     opened.press(LEFT)  # the first one
-    assert shown(opened) == "10" and not opened.one("#before").is_enabled()
-    opened.press(RIGHT)
-    assert shown(opened) == "20"
-    opened.press(RIGHT, RIGHT, RIGHT)
+    assert shown(opened) == "10" and opened.address == "#10" and not opened.one("#before").is_enabled()
+    opened.press(RIGHT, RIGHT, RIGHT, RIGHT)
     assert shown(opened) == "40" and not opened.one("#after").is_enabled()
     opened.one("#before").click()
     assert shown(opened) == "30"
+    opened.script("location.hash = '#20'")
+    assert opened.script("return new Promise((done) => setTimeout(() => done(byId('choice').value), 50))") == "1"
+    for address, number in (("#30", "30"), ("#31", "10")):  # no such sentence
+        opened.open(page, address)
+        assert shown(opened) == number
 
 
 def test_keys_move_between_cells(opened: Page, page: Path) -> None:
@@ -81,33 +73,3 @@ def test_keys_move_between_cells(opened: Page, page: Path) -> None:
     opened.script("document.querySelector('.token').focus()")
     opened.press_on(LEFT)
     assert focused(opened).startswith("token 2: ")
-
-
-@pytest.mark.parametrize("width", [1400, 400])
-def test_tokens_and_numbers_stay_visible(opened: Page, page: Path, width: int) -> None:
-    opened.look(width, 800)
-    opened.open(page, "#30")
-    opened.script("scrollTo(0, document.documentElement.scrollHeight); byId('drawing').scrollTo(400, 600)")
-    assert opened.script("return byId('drawing').scrollTop") == 600
-    header, token = opened.place("header"), opened.place(".token")
-    assert header["top"] == 0
-    drawing = opened.place("#drawing")
-    assert drawing["top"] <= token["top"] and token["bottom"] <= drawing["top"] + 60
-    opened.script("return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-    assert abs(opened.place("#iterations rect")["left"] - drawing["left"]) < 2
-
-
-def test_right_to_left_starts_at_the_right(opened: Page, page: Path) -> None:
-    opened.look(400, 800)
-    opened.open(page, "#10")
-    first = opened.place(".token")
-    assert 0 < first["left"] and first["right"] < 400
-
-
-def test_title_and_legend_are_visible(opened: Page, page: Path) -> None:
-    for width, height in ((1280, 900), (390, 844)):
-        opened.look(width, height)
-        opened.open(page, "#20")
-        assert opened.one("h1").is_displayed()
-        assert opened.place(".legend")["bottom"] < opened.place("#drawing")["top"] + 1 < height
-        assert "x: the source" in opened.one(".legend").text and "purple is 0" in opened.one(".legend").text

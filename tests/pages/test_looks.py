@@ -41,41 +41,17 @@ def ground_and_text(page: Page) -> tuple[float, float]:
 
 @pytest.mark.parametrize("name", ["trace", "ddgviz", "report"])
 def test_pages_follow_the_systems_theme(opened: Page, pages: dict[str, Path], name: str) -> None:
+    """Until a button chooses the other one."""
     opened.open(pages[name])
-    for theme in ("light", "dark", "light"):  # the theme may change while the page is open
+    for theme in ("light", "dark"):  # the theme may change while the page is open
         opened.look(theme=theme)
         ground, text = ground_and_text(opened)
         assert (ground < 0.2 and text > 0.8) if theme == "dark" else (ground > 0.9 and text < 0.2)
-
-
-@pytest.mark.parametrize("name", ["trace", "ddgviz"])
-def test_button_overrides_the_systems_theme(opened: Page, pages: dict[str, Path], name: str) -> None:
-    opened.look(theme="dark")
-    opened.open(pages[name])
-    assert opened.one("#theme").text == "Light"
-    opened.one("#theme").click()
-    assert ground_and_text(opened)[0] > 0.9 and opened.one("#theme").text == "Dark"
-    opened.look(theme="light")
-    opened.look(theme="dark")
-    assert ground_and_text(opened)[0] > 0.9
-
-
-def test_figures_of_a_report_are_for_light_and_dark_pages(opened: Page, pages: dict[str, Path]) -> None:
-    """The page is their background, and no text of theirs is black or white."""
-    opened.open(pages["report"])
-    pixels = """
-        const image = document.querySelector("img"), pen = document.createElement("canvas").getContext("2d");
-        return image.decode().then(() => {
-            [pen.canvas.width, pen.canvas.height] = [image.naturalWidth, image.naturalHeight];
-            pen.drawImage(image, 0, 0);
-            const values = pen.getImageData(0, 0, image.naturalWidth, image.naturalHeight).data, sums = [];
-            for (let i = 0; i < values.length; i += 4)
-                if (values[i + 3] > 250) sums.push(values[i] + values[i + 1] + values[i + 2]);
-            return [values[3], sums.reduce((a, b) => Math.min(a, b)), sums.reduce((a, b) => Math.max(a, b))];
-        });
-    """
-    corner, darkest, brightest = opened.script(pixels)
-    assert corner == 0 and darkest > 60 and brightest < 705
+    if name != "report":
+        opened.one("#theme").click()
+        opened.look(theme="light")
+        opened.look(theme="dark")
+        assert ground_and_text(opened)[0] > 0.9 and opened.one("#theme").text == "Dark"
 
 
 @pytest.mark.parametrize("name", ["trace", "ddgviz", "report"])

@@ -20,7 +20,7 @@ from fairseq_plugins.pages.findings import (
     speed_up_by_edits,
     speed_ups,
 )
-from fairseq_plugins.pages.runs import Run, load_runs, read_stats
+from fairseq_plugins.pages.runs import Run, load_runs
 from fairseq_plugins.shared.machine import machine
 from tests.pages.trace_samples import SPECIAL, header, note, sentence, write
 
@@ -51,16 +51,6 @@ def runs(tmp_path: Path) -> list[str]:
 
 
 # Counts
-
-
-def test_reads_files_of_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(sys, "last_type", raising=False)
-    file = str(tmp_path / "stats.jsonl")
-    stats = DecodingStats("gad", file)
-    sentences = [_sentence(3, [2, 5]), _sentence(1, [1])]
-    stats.record(sentences, 1.0)
-    stats.close()
-    assert read_stats(file) == {3: sentences[0], 1: sentences[1]}
 
 
 def test_speed_up_in_time() -> None:
@@ -121,14 +111,12 @@ def test_report_in_iterations(runs: list[str], tmp_path: Path, capsys: pytest.Ca
     assert not list(folder.glob("*.partial"))
 
 
-def test_report_is_self_contained(runs: list[str], tmp_path: Path) -> None:
-    """The HTML file contains all figures and requests nothing."""
+def test_wall_clock_time_over_a_baseline(runs: list[str], tmp_path: Path) -> None:
+    """The HTML file contains all figures."""
     assert report.main([*runs[1:], "--baseline", runs[0], "--output", str(tmp_path / "out")]) == 0
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     sources = re.findall(r'\bsrc="([^"]+)"', page)
     assert len(set(sources)) == 2 and all(source.startswith("data:image/png;base64,") for source in sources)
-    assert re.findall(r'href="([^"]+)"', page) == ["data:,"] and "@@" not in page
-    assert "<table>" in page and "http" not in re.sub(r'"data:[^"]+"', "", page)
     assert "Speed-up of a sentence: its wall-clock time in greedy divided by that in the run." in page
 
 
@@ -154,32 +142,29 @@ def test_report_with_everything(runs: list[str], tmp_path: Path) -> None:
     assert "exact &lt;b&gt;|&lt;/b&gt;" in page and "relaxed $x_1" in page
 
 
-def _traced(path: Path, probabilities: list[float | None] | None) -> str:
-    """A trace of the run "gad": drafts of three, of which all, two, none and all are accepted."""
+def _traced(path: Path, gains: list[int], probabilities: list[float | None]) -> str:
+    """A trace of 40 sentences whose drafts emit these numbers of tokens; of every second sentence without the first."""
     sentences = []
     for number in range(40):
         notes = []
-        for emitted in [4, 3, 1, 4][number % 2 :]:
-            one = note([5] * 3, [5] * (emitted - 1) + [6] * (5 - emitted), emitted - 1, emitted)
-            log_probs = None if probabilities is None else [one and math.log(one) for one in probabilities]
-            notes.append({**one, "drafter_log_probs": log_probs})
-        length = sum(len(one["why"]) for one in notes)
-        sentences.append(sentence(number, [5, 2], [5] * length, notes))
+        for emitted in gains[number % 2 if len(gains) > 2 else 0 :]:
+            size = len(probabilities)
+            one = note([5] * size, [5] * (emitted - 1) + [6] * (size + 2 - emitted), emitted - 1, emitted)
+            notes.append({**one, "drafter_log_probs": [value and math.log(value) for value in probabilities]})
+        sentences.append(sentence(number, [5, 2], [5] * sum(len(one["why"]) for one in notes), notes))
     symbols = [*SPECIAL, "a", "b", "c"]
-    return write(path, [header(symbols, symbols, "gad"), *sentences])
+    return write(path, [header(symbols, symbols), *sentences])
 
 
 def test_reliability_of_a_drafter(runs: list[str], tmp_path: Path) -> None:
-    file = _traced(tmp_path / "gad.trace", [0.95, 0.85, None])
+    file = _traced(tmp_path / "gad.trace", [4, 3, 1, 4], [0.95, 0.85, None])
     counts = drafter_reliability(load_runs([runs[1]], None, None, [file])[0])
     # In 60 drafts all three are accepted, in 40 the third is rejected, in 40 the first; the third has no probability.
     assert counts.tokens[8:].tolist() == [100, 140] and counts.right[8:].tolist() == [100, 100]
     assert counts.total == 240
-    assert drafter_reliability(load_runs([runs[1]], None, None)[0]) is None
-    arguments = [*runs[1:], "--traces", file, _traced_in_two(tmp_path / "gad++.trace")]
-    assert report.main([*arguments, "--output", str(tmp_path / "out")]) == 0
+    silent = _traced(tmp_path / "gad++.trace", [6, 6], [None] * 5)
+    assert report.main([*runs[1:], "--traces", file, silent, "--output", str(tmp_path / "out")]) == 0
     markdown = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
-    assert "reliability.png" in _image_names(markdown)
     assert (tmp_path / "out" / "reliability.png").read_bytes().startswith(PNG)
     cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in markdown.splitlines()]
     assert ["gad", "240", f"{(140 * (0.95 - 5 / 7) + 100 * 0.15) / 240:.3f}"] in cells
@@ -188,41 +173,17 @@ def test_reliability_of_a_drafter(runs: list[str], tmp_path: Path) -> None:
     assert "Without probabilities of a drafter: gad++." in markdown
 
 
-def _traced_in_two(path: Path) -> str:
-    """A trace of the run "gad++", whose drafts have no probabilities."""
-    notes = [note([5] * 5, [5] * 5 + [6], 5, 6) for _ in range(2)]
-    symbols = [*SPECIAL, "a", "b", "c"]
-    return write(path, [header(symbols, symbols), *(sentence(n, [5, 2], [5] * 12, notes) for n in range(40))])
-
-
-def test_reliability_is_left_out(runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    silent = _traced(tmp_path / "silent", None)
-    assert report.main([runs[1], "--traces", silent, "--output", str(tmp_path / "out")]) == 0
-    markdown = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
-    assert "Left out: the traces have no probabilities of a trained" in markdown and "reliability.png" not in markdown
-    other = _traced_in_two(tmp_path / "other")
-    for arguments, message in (
-        ([other], f"--traces {other}: sentence 0 has other iterations than in {runs[1]}; give the --trace-file of "),
-        ([other, other], "--traces: 2 given for 1 stats files; give one for each"),
-        ([str(tmp_path / "none")], "cannot be read (No such file or directory)"),
+def test_what_is_left_out_is_named(runs: list[str], tmp_path: Path) -> None:
+    batches = _write(tmp_path / "a.jsonl", [_sentence(n, [2, 2], batch_size=8) for n in range(8)])
+    silent = _traced(tmp_path / "silent", [6, 6], [None] * 5)
+    for arguments, messages in (
+        ([batches], ["decode with `--batch-size 1`", "Left out: needs a trace. Add `--traces`"]),
+        ([runs[0]], ["nothing was drafted"]),
+        ([runs[2], "--traces", silent], ["Left out: the traces have no probabilities of a trained"]),
     ):
-        assert report.main([runs[1], "--traces", *arguments, "--output", str(tmp_path / "no")]) == 2
-        assert message in capsys.readouterr().err
-    assert not (tmp_path / "no").exists()
-
-
-def test_batches_are_mentioned(tmp_path: Path) -> None:
-    file = _write(tmp_path / "a.jsonl", [_sentence(n, [2, 2], batch_size=8) for n in range(8)])
-    assert report.main([file, "--output", str(tmp_path / "out")]) == 0
-    markdown = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
-    assert "decode with `--batch-size 1`" in markdown
-    # Without traces.
-    assert "Left out: needs a trace. Add `--traces`" in markdown and "reliability.png" not in markdown
-
-
-def test_greedy_run_only(runs: list[str], tmp_path: Path) -> None:
-    assert report.main([runs[0], "--output", str(tmp_path / "out")]) == 0
-    assert "nothing was drafted" in (tmp_path / "out" / "report.md").read_text()
+        assert report.main([*arguments, "--output", str(tmp_path / "out")]) == 0
+        markdown = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+        assert all(message in markdown for message in messages) and "reliability.png" not in markdown
 
 
 def test_same_file_names(tmp_path: Path) -> None:
@@ -251,14 +212,10 @@ def _record(**changed: Any) -> str:
             '{"loss": 1}\n',
             "line 1: not of --stats-file (Object missing required field `id`); give a file that --stats-",
         ),
-        (
-            f"{_record(tokens=5)}\n",
-            "line 1: not of --stats-file ('emitted' must be the tokens of each iteration and add up to 'tokens'); ",
-        ),
-        (f"{_record(emitted=None)}\n", "line 1: not of --stats-file ("),
+        (f"{_record(tokens=5)}\n", "line 1: not of --stats-file ('emitted' must be the tokens of each iteration and "),
         (
             f"{_record(seconds='fast')}\n",
-            "line 1: not of --stats-file (Expected `float`, got `str` - at `$.seconds`); ",
+            "line 1: not of --stats-file (Expected `float`, got `str` - at `$.seconds`)",
         ),
         (f"{_record()}\n{_record()}\n", "line 2: sentence 1 for the second time; give one run per file"),
         (b"\xff\xfe\x00", "is not text; "),
@@ -275,31 +232,31 @@ def test_invalid_stats_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_interrupted_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "stats.jsonl.partial").write_text(_record() + "\n")
-    assert report.main([f"{tmp_path}/stats.jsonl", "--output", "out"]) == 2
-    assert "the run broke off, " in capsys.readouterr().err
-
-
 def test_errors(runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "short.txt").write_text("one\n")
-    (tmp_path / "no.json").write_text('{"cells": []}')
-    full = tmp_path / "full.txt"
+    short, no_sweep, full = tmp_path / "short.txt", tmp_path / "no.json", tmp_path / "full.txt"
+    short.write_text("one\n")
+    no_sweep.write_text('{"cells": []}')
     full.write_text("word\n" * 40)
+    (tmp_path / "stats.jsonl.partial").write_text(_record() + "\n")
+    other = _traced(tmp_path / "other", [6, 6], [None] * 5)
     for arguments, message in (
+        ([tmp_path / "stats.jsonl"], "the run broke off, "),
         ([runs[0], "--labels", "a", "b"], "--labels: 2 given for 1 stats files; give one for each"),
         ([*runs[:2], "--labels", "a", "a"], "--labels a: given twice; "),
-        ([runs[0], "--hypotheses", str(tmp_path / "short.txt")], "has no sentence 1 (1 sentences, 40 wanted)"),
-        ([runs[0], "--hypotheses", str(full), "--source", str(tmp_path / "short.txt")], "--source "),
-        ([runs[0], "--sweep", str(tmp_path / "no.json")], "not written by spec-dec-sweep; give its sweep.json"),
+        ([runs[0], "--hypotheses", short], "has no sentence 1 (1 sentences, 40 wanted)"),
+        ([runs[0], "--hypotheses", full, "--source", short], "--source "),
+        ([runs[0], "--sweep", no_sweep], "not written by spec-dec-sweep; give its sweep.json"),
         ([runs[0], "--sweep", "none"], "--sweep none: No such file or directory; "),
         ([runs[0], "--baseline", "none"], "none: No such file or directory; give a file that --stats-file wrote"),
+        ([runs[1], "--traces", other], f"--traces {other}: sentence 0 has other iterations than in {runs[1]}; give "),
+        ([runs[1], "--traces", other, other], "--traces: 2 given for 1 stats files; give one for each"),
+        ([runs[1], "--traces", tmp_path / "none"], "cannot be read (No such file or directory)"),
+        ([runs[0], "--output", full], "cannot be written"),
     ):
-        assert report.main([*arguments, "--output", str(tmp_path / "out")]) == 2, message
+        assert report.main(["--output", str(tmp_path / "out"), *map(str, arguments)]) == 2, message
         error = capsys.readouterr().err.strip()
         assert message in error and "\n" not in error
-    assert report.main([runs[0], "--output", str(full)]) == 2
-    assert "cannot be written" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_report_names_commands_and_machines(runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

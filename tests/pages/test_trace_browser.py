@@ -7,7 +7,6 @@ import pytest
 
 from fairseq_plugins.pages.show_trace import main
 from tests.pages.browser import DOWN, END, HOME, LEFT, NEEDS_BROWSER, RIGHT, Page
-from tests.pages.test_looks import brightness
 from tests.pages.trace_samples import EOS, SPECIAL, case_study, header, note, random_trace, sentence, write
 
 pytestmark = NEEDS_BROWSER
@@ -60,8 +59,8 @@ def test_steps_through_iterations(opened: Page, paper: Path) -> None:
     assert opened.texts("#earlier .earlier") == ["Nach", "den", "vorliegenden"]
     assert marked(opened, "relaxed") == ["Angaben"] and marked(opened, "agrees")[0] == "Einzelheiten"
     assert marked(opened, "own") == ["worden"]
-    title = opened.script("return document.querySelector('#pairs .pair:has(.relaxed)').title")
-    assert "probability 0.3679" in title and "probability 0.7788" in title and "top-beta" in title
+    assert opened.texts("#output .own") == ["vorliegenden", "worden"]
+    assert len(opened.texts("#output .now")) == 10 and opened.texts("#output .later") == [".", "</s>"]
 
     opened.one("#next").click()
     assert opened.one("#status").text.startswith("Iteration 3 of 3") and marked(opened, "own") == []
@@ -72,17 +71,7 @@ def test_steps_through_iterations(opened: Page, paper: Path) -> None:
     assert opened.one("#status").text.startswith("Iteration 2 of 3")
     assert opened.texts("#pills button small") == ["+3", "+10", "+2"]
 
-
-def test_output_shows_the_reason_of_every_token(opened: Page, paper: Path) -> None:
-    opened.open(paper)
-    opened.press(RIGHT)
-    assert opened.texts("#output .own") == ["vorliegenden", "worden"]
-    assert opened.texts("#output .relaxed") == ["Angaben"]
-    assert len(opened.texts("#output .now")) == 10 and opened.texts("#output .later") == [".", "</s>"]
-
-
-def test_probabilities_as_a_table(opened: Page, paper: Path) -> None:
-    opened.open(paper)
+    opened.press(LEFT)
     opened.one("#details summary").click()
     rows = [[cell.text for cell in row.find_elements("css selector", "td")] for row in opened.all("#table tr")]
     assert rows[0] == ["1", "Nach", "0.7788", "Nach", "0.7788", "accepted (top-1)"]
@@ -103,22 +92,17 @@ def test_searches(opened: Page, hundred: Path) -> None:
     opened.one("#search").clear()
     opened.press("nowhere to be found", into="#search")
     assert ids(opened) == [] and opened.one("#count").text == "No sentence matches"
-    opened.one("#search").clear()
-    opened.press(" ", "\ue003", into="#search")
-    assert opened.one("#count").text == "100 sentences"
 
 
-@pytest.mark.parametrize("key", ["speed", "edits", "iterations", "id"])
-def test_sorts(opened: Page, hundred: Path, key: str) -> None:
+def test_sorts(opened: Page, hundred: Path) -> None:
     opened.open(hundred)
-    values = opened.script(f"return Object.fromEntries(summary.ids.map((id, n) => [id, sortKeys.{key}(n)]))")
-    opened.one(f"#sort option[value={key}]").click()
-    high_first = key != "id"
-    for reverse in (high_first, not high_first):
+    for key in ("speed", "edits", "iterations", "id"):
+        values = opened.script(f"return Object.fromEntries(summary.ids.map((id, n) => [id, sortKeys.{key}(n)]))")
+        opened.one(f"#sort option[value={key}]").click()
         shown = [values[str(number)] for number in ids(opened)]
-        assert len(shown) > 8 and shown == sorted(values.values(), reverse=reverse)[: len(shown)]
-        opened.one("#direction").click()
-    assert "output against reference" in opened.one("#sort").text
+        assert len(shown) > 8 and shown == sorted(values.values(), reverse=key != "id")[: len(shown)]
+    opened.one("#direction").click()
+    assert ids(opened)[:3] == [99, 98, 97]
 
 
 def test_keyboard_only(opened: Page, hundred: Path) -> None:
@@ -137,17 +121,20 @@ def test_keyboard_only(opened: Page, hundred: Path) -> None:
 
 
 def test_address_names_sentence_and_iteration(opened: Page, hundred: Path) -> None:
+    def wait_for(address: str) -> None:
+        deadline = time.monotonic() + 10
+        while opened.address != address:
+            assert time.monotonic() < deadline, opened.address
+            time.sleep(0.05)
+
     opened.open(hundred)
-    time.sleep(1)  # opening names the sentence, and its iteration 0.3 s later
+    wait_for("#0/2")
     opened.press(DOWN, into="#list")
     assert opened.address == "#1/1"  # at once: it may be copied now
     for _ in range(3):
         opened.press(RIGHT, LEFT)
     opened.press(RIGHT)
-    deadline = time.monotonic() + 10
-    while opened.address != "#1/2":
-        assert time.monotonic() < deadline, opened.address
-        time.sleep(0.05)
+    wait_for("#1/2")
     opened.driver.get(f"{hundred.as_uri()}#71/2")
     assert opened.one("#heading").text == "Sentence 71" and opened.one("#status").text.startswith("Iteration 2")
     assert 71 in ids(opened)
@@ -166,61 +153,15 @@ def test_opens_where_tokens_are_accepted_before_a_rejection(opened: Page, tmp_pa
     opened.open(html(write(tmp_path / "t.jsonl", records)))
     assert opened.one("#heading").text == "Sentence 2"
     assert opened.one("#status").text.startswith("Iteration 2 of 2: 2 of 3")
-    assert opened.one("#title").text == opened.driver.title == "How gad++ decoded 3 sentences"
     # Pieces of a word stand together, without their marks.
     assert opened.texts("#output .token") == ["star", "ring", "three", "</s>"]
     assert opened.texts("#output .joined") == ["ring"]
-    assert opened.script("return document.getElementById('output').children.length") == 3  # words, kept on a line
-    star, ring, three = (
-        opened.script(f"return document.querySelectorAll('#output .token')[{i}].getBoundingClientRect().toJSON()")
-        for i in range(3)
-    )
-    assert abs(star["right"] - ring["left"]) < 1 < three["left"] - ring["right"]
-
-
-def test_the_table_fits_a_phone(opened: Page, paper: Path) -> None:
-    opened.look(width=390)
-    opened.open(paper)
-    opened.one("#details summary").click()
-    assert opened.script("const box = document.querySelector('.scroll'); return box.scrollWidth - box.clientWidth") <= 0
-    opened.look(width=1280)
-
-
-def test_future_tokens_are_readable(opened: Page, paper: Path) -> None:
-    opened.look(theme="dark")
-    opened.open(paper)
-    style = (
-        "const { color, opacity } = getComputedStyle(document.querySelector('#output .later')); return [color, opacity]"
-    )
-    colour, opacity = opened.script(style)
-    assert brightness(colour) > 0.6 and opacity == "1"
-
-
-def test_a_phone_shows_the_draft_first(opened: Page, hundred: Path) -> None:
-    opened.look(400, 800)
-    opened.open(hundred, "#42/2")
-    assert opened.script("return scrollY") == 0
-    assert opened.place("#pairs .pair")["bottom"] < 800 < opened.place("#list")["top"]
-    assert opened.place("#output")["bottom"] < opened.place(".legend")["top"]
-    opened.one("#to-list").click()
-    assert abs(opened.place("nav")["top"]) < 2
-    opened.script("document.querySelectorAll('.row')[5].click()")  # at once: scrolling draws the rows anew
-    assert opened.one("#heading").text != "Sentence 42" and opened.script("return scrollY") == 0
-    # The steps and the current iteration's button stay visible while the output is scrolled.
-    opened.one("#output").location_once_scrolled_into_view  # noqa: B018  (it scrolls)
-    opened.press(END, into="#list")
-    for _ in range(len(opened.all("#pills button")) - 1):
-        opened.press(RIGHT)
-    assert opened.place("#pills [aria-current=step]")["right"] <= 400
 
 
 def test_right_to_left(opened: Page, tmp_path: Path) -> None:
-    symbols = [*SPECIAL, "שלום", "עולם", "طيب", "one"]
-    tokens = [4, 5, EOS]
-    record = sentence(0, tokens, tokens, [note([4, 7], [4, 5, EOS], 1, 2), note([], [EOS], 0, 1)], tokens)
+    symbols, tokens = [*SPECIAL, "שלום", "עולם"], [4, 5, EOS]
+    record = sentence(0, tokens, tokens, [note([4, 5], tokens, 2, 3)], tokens)
     opened.open(html(write(tmp_path / "t.jsonl", [header(symbols, symbols), record])))
-    for name in ("source", "pairs", "output", "reference"):
-        assert opened.script(f"return getComputedStyle(document.getElementById('{name}')).direction") == "rtl"
     first, second = opened.all("#output .token")[:2]
     assert first.location["x"] > second.location["x"]
 
@@ -236,26 +177,9 @@ def test_tokens_are_escaped(opened: Page, tmp_path: Path) -> None:
     assert not opened.one("#reference-part").is_displayed()
 
 
-def test_empty_trace(opened: Page, tmp_path: Path) -> None:
-    opened.open(html(write(tmp_path / "t.jsonl", [header(SPECIAL, SPECIAL)])))
-    assert opened.one("#heading").text == "This trace has no sentences"
-    opened.press(RIGHT)
-
-
-def test_sample_is_announced(opened: Page, tmp_path: Path) -> None:
-    trace = random_trace(tmp_path / "t.jsonl", 30)
-    assert main([trace, "--html", str(tmp_path / "p.html"), "--limit", "10"]) == 0
-    opened.open(tmp_path / "p.html")
-    assert opened.one("#sampled").text == ("A sample: 10 of the 30 sentences of the trace, taken at even distances")
-
-
-def test_five_thousand_sentences_open_in_two_seconds(opened: Page, tmp_path: Path) -> None:
-    path = html(random_trace(tmp_path / "t.jsonl", 5000))
-    seconds = min(opened.open(path) for _ in range(2))
-    print(f"5,000 sentences, {path.stat().st_size / 1e6:.1f} MB: open after {seconds:.2f} s")
-    assert seconds < 2
-    assert opened.one("#count").text == "5,000 sentences" and len(ids(opened)) < 40
-    started = time.perf_counter()
-    opened.press("first4321", into="#search")
-    assert ids(opened) == [4321]
-    assert time.perf_counter() - started < 5
+def test_thousands_of_sentences_open_in_a_second(opened: Page, tmp_path: Path) -> None:
+    path = html(random_trace(tmp_path / "t.jsonl", 2000))
+    assert min(opened.open(path) for _ in range(2)) < 1
+    assert opened.one("#count").text == "2,000 sentences" and len(ids(opened)) < 40
+    opened.press("first1321", into="#search")
+    assert ids(opened) == [1321]

@@ -85,12 +85,10 @@ def case_study(path: Path) -> str:
     return write(path, [header(symbols, symbols, block_size=10, top_beta=3, tau=1.0), record])
 
 
-def random_trace(
-    path: Path, count: int, length: int = 24, block_size: int = 10, words: Sequence[str] | None = None, seed: int = 0
-) -> str:
+def random_trace(path: Path, count: int, length: int = 24, block_size: int = 10) -> str:
     """A trace of many sentences; the source of sentence n begins with the word `first<n>`."""
-    generator = random.Random(seed)
-    ordinary = [f"▁word{number}" for number in range(2000)] if words is None else list(words)
+    generator = random.Random(0)
+    ordinary = [f"▁word{number}" for number in range(2000)]
     symbols = [*SPECIAL, *ordinary, *(f"▁first{number}" for number in range(count))]
     records: list[dict[str, Any]] = [header(symbols, symbols, block_size=block_size, top_beta=3, tau=1.0)]
     begin = len(SPECIAL)
