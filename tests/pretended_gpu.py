@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.cpp_extension import include_paths, library_paths
 
-from fairseq_plugins.decoding.reference.captured import fixed_shapes
+from fairseq_plugins.decoding.reference import fixed_shapes
 from fairseq_plugins.decoding.reference.captured.graph_capture import Outputs, Run
 
 CUDA = torch.device("cuda:0")

@@ -34,13 +34,13 @@ from fairseq_plugins.decoding.native.model import NativeWeights
 from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStats
 from fairseq_plugins.decoding.recording.trace_writer import TraceWriter
 from fairseq_plugins.decoding.reference.backend import TorchBackend
+from fairseq_plugins.decoding.reference.captured.graphed_verifiers import greedy_verifier
 from fairseq_plugins.decoding.reference.drafters import Drafter, StatelessDrafter
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.sampling import Sampling
 from fairseq_plugins.decoding.reference.search import GreedySearch
 from fairseq_plugins.decoding.reference.search.rules import Rule, exact
 from fairseq_plugins.decoding.reference.state import DecodingState, Draft
-from fairseq_plugins.decoding.reference.verifier import Verifier
 from fairseq_plugins.decoding.weights import Precision
 from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
 from fairseq_plugins.tasks.options import SpecDecConfig
@@ -316,8 +316,9 @@ def make_generator(
         if isinstance(method, Method):
             return TorchBackend(method, trace=trace, active_sentences=active)
         operations = engine if isinstance(engine, Engine) else Engine()
-        verifier = Verifier(models, operations, temperature)
-        return TorchBackend(Method(verifier, method, GreedySearch(rule)), trace=trace, active_sentences=active)
+        search = GreedySearch(rule)
+        verifier = greedy_verifier(search, models, operations, temperature)
+        return TorchBackend(Method(verifier, method, search), trace=trace, active_sentences=active)
 
     if sampling is not None:
         options = {"samples": 1, **options}

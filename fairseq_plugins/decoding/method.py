@@ -11,13 +11,14 @@ from torch import nn
 
 from fairseq_plugins.decoding.kernel_module import AnyAcceptance, AnyDrafter, AnyLinear, GivenDrafts, KernelPolicy
 from fairseq_plugins.decoding.kernel_weights import KernelWeights
+from fairseq_plugins.decoding.reference.captured.graphed_verifiers import greedy_verifier
 from fairseq_plugins.decoding.reference.drafters import Drafter
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.sampling import Sampling
 from fairseq_plugins.decoding.reference.search import GreedySearch, Search
 from fairseq_plugins.decoding.reference.search.rules import Rule, exact
 from fairseq_plugins.decoding.reference.search.strategy import SearchStrategy
-from fairseq_plugins.decoding.reference.verifier import Verifier, VerifierProtocol
+from fairseq_plugins.decoding.reference.verifier import VerifierProtocol
 from fairseq_plugins.models.block_nat import BlockNat
 
 # Why a token was emitted, in traces.
@@ -40,8 +41,11 @@ def draft_and_verify(context: "MethodContext", drafter: Drafter, rule: Rule = ex
     """Return the method in which the models of a context verify a drafter's drafts, with an acceptance rule."""
     trained = context.drafter
     layers = tuple(trained.decoder.reader.feature_layers) if trained is not None and trained.reads_features else ()
-    verifier = Verifier(context.models, context.engine, context.temperature, layers, sampling=context.sampling)
-    return Method(verifier, drafter, GreedySearch(rule))
+    search = GreedySearch(rule)
+    verifier = greedy_verifier(
+        search, context.models, context.engine, context.temperature, layers, sampling=context.sampling
+    )
+    return Method(verifier, drafter, search)
 
 
 @dataclass(frozen=True)

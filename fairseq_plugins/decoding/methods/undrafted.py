@@ -11,7 +11,8 @@ from fairseq_plugins.decoding.method import (
     MethodSpec,
     draft_and_verify,
 )
-from fairseq_plugins.decoding.reference.beam_verifier import BeamVerifier, has_enough
+from fairseq_plugins.decoding.reference.beam_verifier import has_enough
+from fairseq_plugins.decoding.reference.captured.graphed_verifiers import beam_verifier
 from fairseq_plugins.decoding.reference.drafters import NoDrafter
 from fairseq_plugins.decoding.reference.search.beam import BeamSearch
 
@@ -25,7 +26,7 @@ def _build_kernels(context: MethodContext, options: MethodOptions) -> KernelMeth
 
 
 def _build_beams(context: MethodContext, options: MethodOptions) -> Method:
-    verifier = BeamVerifier(context.models, context.engine, context.temperature, beam=context.beam)
+    verifier = beam_verifier(context.models, context.engine, context.temperature, beam=context.beam)
     verifier.strategy = context.strategy
     return Method(verifier, NoDrafter(), BeamSearch(context.beam))
 

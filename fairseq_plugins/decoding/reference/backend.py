@@ -12,9 +12,8 @@ from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.recording.trace_writer import Tracer
 from fairseq_plugins.decoding.reference.arithmetic import exact_arithmetic
 from fairseq_plugins.decoding.reference.batch import Batch
-from fairseq_plugins.decoding.reference.search import GreedySearch
 from fairseq_plugins.decoding.reference.state import Advance, BeamAdvance, Draft, obeying_prefix
-from fairseq_plugins.decoding.reference.verifier import DrafterIsVerifier, Verifier
+from fairseq_plugins.decoding.reference.verifier import DrafterIsVerifier
 from fairseq_plugins.errors import ConfigurationError
 
 
@@ -41,8 +40,6 @@ class TorchBackend:
         self.method, self.name, self.reason = method, name, reason
         self.trace = trace
         self.active_sentences, self.beam = active_sentences, beam
-        if isinstance(method.verifier, Verifier) and isinstance(method.search, GreedySearch):
-            method.verifier.accept = method.search.accept
 
     def decode(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> Decoded:
         """Decode as `Backend.decode` does."""

@@ -14,10 +14,10 @@ from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor
 
 from fairseq_plugins.decoding.reference.attention import BeamAttention, ChainAttention
-from fairseq_plugins.decoding.reference.captured.fixed_shapes import FixedAttention
 from fairseq_plugins.decoding.reference.engine import Engine
+from fairseq_plugins.decoding.reference.fixed_shapes import FixedAttention
 from fairseq_plugins.decoding.reference.layout import BeamLayout, Chain, Span
-from fairseq_plugins.decoding.reference.mask_embeddings import FixedMaskEmbeddings, MaskEmbeddings
+from fairseq_plugins.decoding.reference.mask_embeddings import MaskEmbeddings
 from fairseq_plugins.decoding.reference.rows import cat_padded, may_have_padding, padding_last, rows_of
 from fairseq_plugins.decoding.weights import (
     Precision,
@@ -148,7 +148,7 @@ class CachedDecoder:
         tokens: Tensor,
         layout: Chain | BeamLayout,
         states: list[Tensor] | None = None,
-        mask_embeddings: MaskEmbeddings | FixedMaskEmbeddings | None = None,
+        mask_embeddings: MaskEmbeddings | None = None,
         added: Tensor | None = None,
     ) -> Tensor:
         """Run the rows of a step and write their keys and values.

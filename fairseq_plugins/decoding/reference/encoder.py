@@ -1,8 +1,7 @@
 """Encode a batch with fewer, larger operations than fairseq's encoder, whose time at batch 1 is mostly overhead."""
 
 import logging
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,10 +13,8 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding.reference.attention import additive_mask
-from fairseq_plugins.decoding.reference.captured.fixed_shapes import attention
-from fairseq_plugins.decoding.reference.captured.graph_capture import CapturedSteps, Outputs, Run
-from fairseq_plugins.decoding.reference.captured.shapes import MAX_ROWS, rounded_up
 from fairseq_plugins.decoding.reference.engine import Engine
+from fairseq_plugins.decoding.reference.fixed_shapes import attention
 from fairseq_plugins.decoding.reference.rows import may_have_padding, padding_last
 from fairseq_plugins.decoding.weights import Precision, embeddings, norm, quantized_layer, read_encoder_layer
 from fairseq_plugins.errors import ConfigurationError
@@ -25,9 +22,6 @@ from fairseq_plugins.models.exact_types import changed_part
 from fairseq_plugins.models.fairseq_parts import KNOWN_POSITIONS, position_table
 
 logger = logging.getLogger(__name__)
-
-# Captured steps round the source length up to a power of two, at least this.
-MIN_SOURCE = 32
 
 EncoderOut = dict[str, list[Tensor]]
 _DIMENSION_OF_ROWS = {"encoder_out": 1, "encoder_padding_mask": 0, "encoder_embedding": 0}
@@ -49,9 +43,6 @@ class FusedEncoder:
             self.embedding = embeddings(encoder.embed_tokens.weight, engine.precision)
         if self.layers is not None and isinstance(encoder.embed_positions, KNOWN_POSITIONS):
             self.positions = position_table(encoder, encoder.max_positions())
-        self.steps: CapturedSteps | None = None
-        if engine.graphs is not None and engine.has_graphs(next(encoder.parameters()).device):
-            self.steps = CapturedSteps(engine.graphs)
         self.embedding_norm = norm(getattr(encoder, "layernorm_embedding", None))
         self.final_norm = norm(getattr(encoder, "layer_norm", None))
 
@@ -79,58 +70,27 @@ class FusedEncoder:
         if self.layers is None:
             return self._run_unknown(net_input)
         tokens = net_input["src_tokens"]
-        rows, width = tokens.shape
-        shape = rounded_up(rows), rounded_up(width, MIN_SOURCE)
-        has_positions = self.positions is not None and width <= len(self.positions)
-        if self.steps is not None and has_positions and math.prod(shape) <= MAX_ROWS:
-            x, padding, embedding = self._run_shape(shape, tokens)
-        else:
-            has_padding = may_have_padding(tokens == self.encoder.padding_idx)
-            x, padding, embedding = self._encode(tokens, has_padding, has_positions)
+        has_positions = self.positions is not None and tokens.size(1) <= len(self.positions)
+        x, padding, embedding = self._encode(tokens, has_positions)
         return {
             "encoder_out": [x.transpose(0, 1)],
             "encoder_padding_mask": [padding],
             "encoder_embedding": [embedding],
         }
 
-    def _run_shape(self, shape: tuple[int, int], tokens: Tensor) -> Sequence[Tensor]:
-        """Encode in a rounded shape, from a CUDA graph if that shape has one."""
-        assert self.steps is not None
-        rows, width = tokens.shape
-
-        def make() -> Outputs:
-            weight = self.encoder.embed_tokens.weight
-            states, embedding = (weight.new_empty(*shape, weight.size(1)) for _ in range(2))
-            return tokens.new_empty(shape), states, tokens.new_empty(shape, dtype=torch.bool), embedding
-
-        def fill(inputs: Outputs) -> None:
-            padded, *_ = inputs
-            assert padded is not None
-            padded.fill_(self.encoder.padding_idx)
-            padded[:rows, :width] = tokens
-
-        def step(inputs: Outputs) -> Run:
-            padded, *kept = (value for value in inputs if value is not None)
-
-            def run() -> Outputs:
-                outputs = self._encode(padded, has_padding=True, has_positions=True)
-                # Copied out of the memory pool of the graphs, where another graph would overwrite them.
-                return tuple(memory.copy_(value) for memory, value in zip(kept, outputs, strict=True))
-
-            return run
-
-        outputs = self.steps.run(shape, make, fill, step)
-        # Cloned, because drafters keep them while the next batch is encoded.
-        return [value[:rows, :width].clone() for value in outputs if value is not None]
-
-    def _encode(self, tokens: Tensor, has_padding: bool, has_positions: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def _encode(
+        self, tokens: Tensor, has_positions: bool, may_be_padded: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return states [B, S, D], padding [B, S] and embeddings [B, S, D] of tokens [B, S].
 
-        `has_positions`: read position embeddings from our table, which is long enough.
+        Args:
+            tokens: of the sources.
+            has_positions: read position embeddings from our table, which is long enough.
+            may_be_padded: do not look for padding, and mask it as if there were some.
         """
         encoder = self.encoder
         padding = tokens == encoder.padding_idx
-        mask = ~padding[:, None, None, :] if has_padding else None
+        mask = ~padding[:, None, None, :] if may_be_padded or may_have_padding(padding) else None
         embedding = encoder.embed_scale * F.embedding(tokens, self.embedding)
         x = embedding
         if has_positions:

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_plugins.decoding.reference.captured.fixed_shapes import in_row_blocks
-from fairseq_plugins.decoding.reference.captured.fixed_shapes import linear as fixed_linear
 from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs
+from fairseq_plugins.decoding.reference.fixed_shapes import in_row_blocks
+from fairseq_plugins.decoding.reference.fixed_shapes import linear as fixed_linear
 from fairseq_plugins.decoding.weights import Layer, Linear, Precision, QuantizedLinear, apply_quantized
 
 # Attention of a layer, from projected rows (queries, or queries, keys and values) to outputs [..., D].

@@ -1,7 +1,5 @@
 """Compute mask embeddings, the inputs of a drafter's masks, which may depend on position and source."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -54,15 +52,3 @@ class MaskEmbeddings:
             encoder_out = {name: [value] for name, value in self.encoder_out.items()}
             self.computed = self.decoder.mask_vectors(position.expand(batch, -1), encoder_out)
         return self.computed
-
-
-@dataclass
-class FixedMaskEmbeddings:
-    """Mask embeddings in a given tensor, which a CUDA graph reads at a fixed address."""
-
-    value: Tensor | None = None
-
-    def table(self, batch: int, positions: int) -> Tensor:
-        """Return the tensor, as `MaskEmbeddings.table` does."""
-        assert self.value is not None
-        return self.value

@@ -2,8 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -12,16 +10,14 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.constraints import Constraints, LimitMasks
 from fairseq_plugins.decoding.reference.cached_decoder import CachedDecoder
-from fairseq_plugins.decoding.reference.captured.graphed_decoder import GraphedDecoder, cached_decoder
-from fairseq_plugins.decoding.reference.encoder import EncoderOut, FusedEncoder
+from fairseq_plugins.decoding.reference.captured.graphed_decoder import cached_decoder
+from fairseq_plugins.decoding.reference.captured.graphed_encoder import fused_encoder
+from fairseq_plugins.decoding.reference.encoder import EncoderOut
 from fairseq_plugins.decoding.reference.engine import Engine, log_softmax
 from fairseq_plugins.decoding.reference.layout import BeamLayout, Chain
 from fairseq_plugins.decoding.reference.repetition import forbid_repetition
 from fairseq_plugins.decoding.reference.sampling import Choose, Sampling
-from fairseq_plugins.decoding.reference.state import Accepted, DecodingState, Draft, Selection, Verification
-
-# (draft, verification, end-of-sentence symbol, ended sentences) -> emitted tokens.
-Accept = Callable[[Draft, Verification, int, Tensor | None], Accepted]
+from fairseq_plugins.decoding.reference.state import DecodingState, Draft, Selection, Verification
 
 
 class VerifierProtocol(Protocol):
@@ -66,7 +62,7 @@ class ModelEnsemble:
         self.engine = engine
         self.sampling = sampling
         self.beam = beam
-        self.encoders = [FusedEncoder(model.encoder, engine) for model in models]
+        self.encoders = [fused_encoder(model.encoder, engine) for model in models]
         self.decoders: list[CachedDecoder] = [cached_decoder(model.decoder, engine, beam=beam) for model in models]
         self.temperature = temperature
         self.feature_layers = tuple(feature_layers)
@@ -117,14 +113,9 @@ class ModelEnsemble:
 class Verifier(ModelEnsemble):
     """Verify drafts with one or several autoregressive models."""
 
-    accept: Accept | None = None  # `GreedySearch.accept`, for CUDA graphs that include acceptance
-
     def verify(self, state: DecodingState, draft: Draft) -> Verification:
         """Score the token after the last one and after each of K drafted tokens, in one pass (T = K + 1)."""
-        decoder, limits = self.decoders[0], state.constraints
-        can_fuse = limits.prefix is None and not limits.no_repeat_ngram_size and draft.log_probs is None
-        if isinstance(decoder, GraphedDecoder) and len(self.decoders) == 1 and can_fuse and self.accept is not None:
-            return self._verify_and_accept(decoder, state, draft)
+        limits = state.constraints
         tokens = torch.cat([state.last_tokens(), draft.tokens], dim=1) if draft.tokens.size(1) else state.last_tokens()
         layout = Chain(state.lengths, state.span, tokens.size(1))
         # Only some drafters read states, and only those of the first model.
@@ -181,59 +172,6 @@ class Verifier(ModelEnsemble):
             return constraints.penalised(values.gather(2, tokens[:, :, None])[:, :, 0], tokens)
 
         return Verification(log_probs, best, hidden, features, log_probs_of_best)
-
-    def _verify_and_accept(self, decoder: GraphedDecoder, state: DecodingState, draft: Draft) -> Verification:
-        """Verify and accept in one CUDA graph."""
-        rows, width = draft.tokens.size(0), draft.tokens.size(1) + 1
-        # The maximum length differs between batches, so it is an input of the graph.
-        limits = replace(state.constraints, max_len=0)
-        inputs = {
-            "drafted": decoder.column(width - 1, rows) if draft.num_drafted is None else draft.num_drafted[:, None],
-            "max_len": decoder.column(state.max_len, rows),
-            "ended": decoder.column(0, rows) if state.ended is None else state.ended[:, None],
-        }
-        if state.noise_keys is not None:
-            inputs["keys"] = state.noise_keys
-        hidden, best, path, counts, log_probs, features = decoder.step_then(
-            partial(self._accept_step, limits),
-            limits,
-            [state.last_tokens(), draft.tokens],
-            Chain(state.lengths, state.span, width),
-            inputs,
-            with_states=bool(self.feature_layers),
-        )
-        assert hidden is not None and best is not None and path is not None
-        assert counts is not None and log_probs is not None
-        lengths, span = state.lengths, state.span
-
-        def all_log_probs() -> Tensor:
-            values = log_softmax(self._logits(decoder, hidden))
-            state.constraints.apply(values, lengths, span.shortest, span.longest)
-            return values
-
-        best, path, log_probs = best[:, :width], path[:, :width], log_probs[:, :width]
-        features = None if features is None else features[:, :width]
-        return Verification(all_log_probs, best, hidden, features, accepted=Accepted(path, counts, log_probs))
-
-    def _accept_step(
-        self, limits: Constraints, hidden: Tensor, states: list[Tensor] | None, inputs: dict[str, Tensor]
-    ) -> tuple[Tensor | None, ...]:
-        """Accept after a step without waiting for the device; a function `After` of captured/graphed_decoder.py.
-
-        Returns:
-            best [B, T], path [B, T], counts [B, 3], log-probabilities [B, T] of the path, features.
-        """
-        assert self.accept is not None
-        tokens = inputs["tokens"]
-        position = inputs["lengths"] + torch.arange(tokens.size(1), device=tokens.device)
-        masks = limits.masks_at(position, inputs["max_len"])
-        logits = self._logits(self.decoders[0], hidden)
-        noise = None if self.sampling is None else self.sampling.noise(inputs["keys"], position, logits.size(2))
-        features = self._features(states)
-        verified = self._verification_of_logits(limits, masks, logits, hidden, features, noise)
-        draft = Draft(tokens[:, 1:], inputs["drafted"][:, 0])
-        accepted = self.accept(draft, verified, limits.eos, inputs["ended"][:, 0])
-        return verified.best, accepted.tokens, accepted.counts, verified.log_probs_of(accepted.tokens), features
 
 
 def _tokens_with_draft(state: DecodingState, draft: Draft) -> Tensor:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from fairseq_plugins.decoding.native import model as native_model
 from fairseq_plugins.decoding.native.model import NativeWeights
-from fairseq_plugins.decoding.reference.captured.fixed_shapes import ROWS, SLOTS, attention, in_row_blocks
 from fairseq_plugins.decoding.reference.engine import Engine
+from fairseq_plugins.decoding.reference.fixed_shapes import ROWS, SLOTS, attention, in_row_blocks
 from fairseq_plugins.decoding.reference.half_precision import with_rounded_weights
 from fairseq_plugins.decoding.weights import Precision
 from fairseq_plugins.tasks.spec_dec import SpecDecTask

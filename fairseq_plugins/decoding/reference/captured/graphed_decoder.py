@@ -20,7 +20,7 @@ from fairseq_plugins.decoding.reference.captured.graph_capture import CapturedSt
 from fairseq_plugins.decoding.reference.captured.shapes import MAX_ROWS, Shape, rounded_up
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.layout import BeamLayout, Chain, Span
-from fairseq_plugins.decoding.reference.mask_embeddings import FixedMaskEmbeddings, MaskEmbeddings
+from fairseq_plugins.decoding.reference.mask_embeddings import MaskEmbeddings
 from fairseq_plugins.decoding.weights import Precision
 
 _MIN_SLOTS = 64
@@ -28,6 +28,18 @@ _MIN_SOURCE = 32
 
 # `cache`, `cross` and `cross_mask` of a `CachedDecoder`.
 _State = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+class _FixedMaskEmbeddings(MaskEmbeddings):
+    """Mask embeddings in the tensor `value`, which a CUDA graph reads at a fixed address."""
+
+    value: Tensor
+
+    def __init__(self) -> None:
+        pass
+
+    def table(self, batch: int, positions: int) -> Tensor:
+        return self.value
 
 
 def cached_decoder(
@@ -74,7 +86,7 @@ class GraphedDecoder(CachedDecoder):
         # The integers from 0 on, for inputs that are known on the host.
         self.constants = torch.empty(0, dtype=torch.long)
         # Mask embeddings in their buffer, and the table that was copied there, with the rounded sizes.
-        self.mask_buffer = FixedMaskEmbeddings()
+        self.mask_buffer = _FixedMaskEmbeddings()
         self.mask_table: tuple[Tensor, tuple[int, int, int]] | None = None
 
     def append_rows(self, encoder_out: dict[str, list[Tensor]]) -> None:
@@ -128,7 +140,7 @@ class GraphedDecoder(CachedDecoder):
         tokens: Tensor,
         layout: Chain | BeamLayout,
         states: list[Tensor] | None = None,
-        mask_embeddings: MaskEmbeddings | FixedMaskEmbeddings | None = None,
+        mask_embeddings: MaskEmbeddings | None = None,
         added: Tensor | None = None,
     ) -> Tensor:
         """Run a step as `CachedDecoder.step` does; the hidden states and `states` are valid until the next step."""
@@ -183,7 +195,7 @@ class GraphedDecoder(CachedDecoder):
         tokens: Sequence[Tensor],
         layout: Chain | BeamLayout,
         inputs: dict[str, Tensor],
-        mask_embeddings: MaskEmbeddings | FixedMaskEmbeddings | None,
+        mask_embeddings: MaskEmbeddings | None,
         added: Tensor | None,
     ) -> Outputs:
         """Return hidden states, stacked states (None if `after` reads them), and the outputs of `after`."""
@@ -234,7 +246,7 @@ class GraphedDecoder(CachedDecoder):
         shape: Shape,
         after: After | None,
         pieces: list[Tensor],
-        mask_embeddings: MaskEmbeddings | FixedMaskEmbeddings | None,
+        mask_embeddings: MaskEmbeddings | None,
         added: Tensor | None,
     ) -> Outputs:
         """Run the step of a rounded shape with these integer inputs."""
@@ -294,7 +306,7 @@ class GraphedDecoder(CachedDecoder):
         inputs: dict[str, Tensor],
         layout: Chain | BeamLayout,
         with_states: bool,
-        mask_embeddings: MaskEmbeddings | FixedMaskEmbeddings | None,
+        mask_embeddings: MaskEmbeddings | None,
         added: Tensor | None,
     ) -> Outputs:
         """Run a step and `after`; return the outputs of `_run`."""
@@ -329,7 +341,7 @@ class GraphedDecoder(CachedDecoder):
         self._state = cache[:, :rows], cross[:, :sentences], mask[:sentences]
         self.buffered_cache, self.buffered_cross = (self.cache, (batch, capacity)), (self.cross, (batch, source))
 
-    def _fill_mask_buffer(self, shape: Shape, mask_embeddings: MaskEmbeddings | FixedMaskEmbeddings) -> None:
+    def _fill_mask_buffer(self, shape: Shape, mask_embeddings: MaskEmbeddings) -> None:
         """Copy mask embeddings into the buffer that graphs of this shape read, unless they are there."""
         assert self.cache is not None
         table = mask_embeddings.table(self.cache.size(1), shape.capacity)

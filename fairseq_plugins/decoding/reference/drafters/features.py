@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_plugins.decoding.reference.drafters.masked_decoder import MaskedDecoder
+from fairseq_plugins.decoding.reference.captured.graphed_masked_decoder import masked_decoder
 from fairseq_plugins.decoding.reference.drafters.path import PLAIN_DRAFT, DraftOptions
 from fairseq_plugins.decoding.reference.encoder import EncoderOut
 from fairseq_plugins.decoding.reference.engine import Engine
@@ -43,7 +43,7 @@ class FeatureDrafter:
     def __init__(self, model: BlockNat, block_size: int, engine: Engine, options: DraftOptions = PLAIN_DRAFT) -> None:
         self.model = model
         self.block_size = block_size
-        self.decoder = MaskedDecoder(model.decoder, engine, block_size, options)
+        self.decoder = masked_decoder(model.decoder, engine, block_size, options)
         self.read = _reader(model, self.decoder.cached.layers, engine)
         mask_id, device = model.decoder.mask_id, model.decoder.mask_vector.device
         self.masks = torch.full((1, block_size - 1), mask_id, device=device)

@@ -2,41 +2,32 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from fairseq_plugins.decoding.reference.captured.graphed_decoder import GraphedDecoder, cached_decoder
-from fairseq_plugins.decoding.reference.captured.shapes import rounded_up
-from fairseq_plugins.decoding.reference.drafters.path import PLAIN_DRAFT, DraftOptions, draft_of
+from fairseq_plugins.decoding.reference.cached_decoder import CachedDecoder
+from fairseq_plugins.decoding.reference.drafters.path import DraftOptions, draft_of
 from fairseq_plugins.decoding.reference.encoder import EncoderOut
-from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.layout import Chain
 from fairseq_plugins.decoding.reference.mask_embeddings import MaskEmbeddings
 from fairseq_plugins.decoding.reference.state import Draft
-from fairseq_plugins.models.block_nat import BlockNatDecoder
 
 
 class MaskedDecoder:
     """The decoder of a `block_nat` with cache and mask embeddings.
 
     Args:
-        decoder: the model.
-        engine: runs its layers.
+        cached: runs the model.
         block_size: most tokens per draft, k.
         options: contents of a draft.
     """
 
-    def __init__(
-        self, decoder: BlockNatDecoder, engine: Engine, block_size: int, options: DraftOptions = PLAIN_DRAFT
-    ) -> None:
-        self.model = decoder
-        self.cached = cached_decoder(decoder, engine, options.vocabulary)
+    def __init__(self, cached: CachedDecoder, block_size: int, options: DraftOptions) -> None:
+        self.model, self.cached, self.block_size = cached.decoder, cached, block_size
         # Output layers other than a linear one score all tokens.
-        self.options = replace(options, vocabulary=self.cached.vocabulary)
-        self.block_size = block_size
-        self.mask_embeddings = MaskEmbeddings(decoder)
+        self.options = replace(options, vocabulary=cached.vocabulary)
+        self.mask_embeddings = MaskEmbeddings(cached.decoder)
 
     def start(self, encoder_out: EncoderOut) -> None:
         """Begin a batch."""
@@ -66,7 +57,8 @@ class MaskedDecoder:
 
         Args:
             width: K.
-            tokens, layout, added: as for `GraphedDecoder.step_then`.
+            tokens: ids [B, any], to be concatenated.
+            layout, added: as for `CachedDecoder.step`.
             ends: [B], output lengths, where the block begins after the last token of the output; None where it begins
                 with it.
             keys: [B, 4], those of the noise, for sampling.
@@ -74,21 +66,23 @@ class MaskedDecoder:
         inputs = {} if ends is None else {"ends": ends[:, None]}
         if keys is not None:
             inputs["keys"] = keys
-        if isinstance(self.cached, GraphedDecoder):
-            # Blocks get shorter near the maximum length. Rounded up, they share a few graphs.
-            rounded = min(rounded_up(width), self.block_size)
-            block = partial(self._draft_of_block, rounded)
-            _, *outputs = self.cached.step_then(block, rounded, tokens, layout, inputs, self.mask_embeddings, added)
-            outputs = [None if value is None else value[:, :width] for value in outputs]
-        else:
-            block = partial(self._draft_of_block, width)
-            joined = tokens[0] if len(tokens) == 1 else torch.cat(list(tokens), dim=1)
-            inputs |= {"tokens": joined, "lengths": layout.lengths[:, None]}
-            hidden = self.cached.step(joined, layout, mask_embeddings=self.mask_embeddings, added=added)
-            outputs = list(block(hidden, None, inputs))
-        drafted, survival, log_probs = outputs
+        drafted, survival, log_probs = self._step(width, tokens, layout, inputs, added)
         assert drafted is not None
         return Draft(drafted, survival=survival, log_probs=log_probs)
+
+    def _step(
+        self,
+        width: int,
+        tokens: Sequence[Tensor],
+        layout: Chain,
+        inputs: dict[str, Tensor],
+        added: Tensor | None,
+    ) -> Sequence[Tensor | None]:
+        """Run a step, and `_draft_of_block` with these further inputs."""
+        joined = tokens[0] if len(tokens) == 1 else torch.cat(list(tokens), dim=1)
+        inputs |= {"tokens": joined, "lengths": layout.lengths[:, None]}
+        hidden = self.cached.step(joined, layout, mask_embeddings=self.mask_embeddings, added=added)
+        return self._draft_of_block(width, hidden, None, inputs)
 
     def _draft_of_block(
         self, width: int, hidden: Tensor, states: list[Tensor] | None, inputs: dict[str, Tensor]

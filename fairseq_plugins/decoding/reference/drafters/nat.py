@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_plugins.decoding.reference.drafters.masked_decoder import MaskedDecoder
+from fairseq_plugins.decoding.reference.captured.graphed_encoder import fused_encoder
+from fairseq_plugins.decoding.reference.captured.graphed_masked_decoder import masked_decoder
 from fairseq_plugins.decoding.reference.drafters.path import DraftOptions
-from fairseq_plugins.decoding.reference.encoder import EncoderOut, FusedEncoder
+from fairseq_plugins.decoding.reference.encoder import EncoderOut
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.layout import Chain, Span
 from fairseq_plugins.decoding.reference.state import Advance, DecodingState, Draft, no_draft
@@ -45,8 +46,8 @@ class NatDrafter:
         self.caches_prefix = model.decoder.drafter_attention == "prefix-causal"
         # A shared encoder belongs to the verifier, which runs it.
         is_shared = model.shares_encoder and not without_verifier
-        self.encoder = None if is_shared else FusedEncoder(model.encoder, engine)
-        self.decoder = MaskedDecoder(model.decoder, engine, block_size, options)
+        self.encoder = None if is_shared else fused_encoder(model.encoder, engine)
+        self.decoder = masked_decoder(model.decoder, engine, block_size, options)
         # Valid slots of the drafter's cache, and the most tokens of a sentence that are not cached.
         self.lengths = torch.empty(0, dtype=torch.long)
         self.span = Span(0, 0)

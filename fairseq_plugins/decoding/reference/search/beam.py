@@ -108,23 +108,6 @@ def select_candidates(
     return Selection(*best, tokens, parents, scores, log_probs, rank >= 2 * size, ends[:, :size])
 
 
-def select_on_device(log_probs: Tensor, lengths: Tensor, before: Tensor, ignored: Tensor, eos: int) -> Selection:
-    """`best_candidates` and `select_candidates` without numbers of the host, for a vocabulary of 2 * size + 2 or more.
-
-    Args:
-        log_probs: [R, V], limits applied.
-        lengths: [R], of the hypotheses.
-        before, ignored: as for `select_candidates`.
-        eos: end-of-sentence symbol.
-    """
-    size = ignored.size(1)
-    total = (log_probs + before[:, None]).unflatten(0, (-1, size))
-    # Of sentences without tokens only the first hypothesis counts, since all are equal.
-    is_copy = (lengths.view(-1, size) == 0) & (torch.arange(size, device=lengths.device) > 0)
-    candidates = _top(total.masked_fill_(is_copy[:, :, None], -torch.inf), 2 * size, total.size(2))
-    return select_candidates(candidates, before, ignored, eos)
-
-
 def _outputs(
     state: DecodingState, beams: Beams, chosen: Selection, ended: list[tuple[int, int]]
 ) -> list[tuple[int, Hypothesis]]:
@@ -183,12 +166,12 @@ def _best(total: Tensor, beams: Beams, lengths: list[int]) -> Candidates:
     # Without padding, which is never chosen.
     new_count = min(2 * beams.size, vocabulary - 1)
     if all(is_new):
-        return _top(total[:, :1], new_count, vocabulary)
+        return top(total[:, :1], new_count, vocabulary)
     if not any(is_new):
-        return _top(total, count, vocabulary)
+        return top(total, count, vocabulary)
     new = from_host([index for index, new in enumerate(is_new) if new], total.device)
     old = from_host([index for index, new in enumerate(is_new) if not new], total.device)
-    of_new, of_old = _top(total[new, :1], new_count, vocabulary), _top(total[old], count, vocabulary)
+    of_new, of_old = top(total[new, :1], new_count, vocabulary), top(total[old], count, vocabulary)
     merged = []
     for new_values, old_values, padding in (
         (of_new.scores, of_old.scores, -torch.inf),
@@ -202,8 +185,8 @@ def _best(total: Tensor, beams: Beams, lengths: list[int]) -> Candidates:
     return Candidates(*merged)
 
 
-def _top(total: Tensor, count: int, vocabulary: int) -> Candidates:
-    # The same single topk as fairseq's, so that ties are broken alike.
+def top(total: Tensor, count: int, vocabulary: int) -> Candidates:
+    """Return the best continuations by total [B, any, V], with the same topk as fairseq's: ties are broken alike."""
     scores, index = total.flatten(1).topk(count)
     return Candidates(scores, index % vocabulary, index // vocabulary)
 

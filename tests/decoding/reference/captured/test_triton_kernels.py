@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_plugins.decoding.reference.captured import fixed_shapes
+from fairseq_plugins.decoding.reference import fixed_shapes
 
 NEEDS_TRITON = pytest.mark.skipif(
     find_spec("triton") is None, reason="Triton is not installed: 1 GB; PyTorch for CUDA brings it"

@@ -6,7 +6,8 @@
 import torch
 from torch import Tensor
 
-from fairseq_plugins.decoding.reference.captured import fixed_shapes, triton_kernels
+from fairseq_plugins.decoding.reference import fixed_shapes
+from fairseq_plugins.decoding.reference.captured import triton_kernels
 from tests.decoding.gpu.interpreter import multiply_by_rows, patch_once
 
 
