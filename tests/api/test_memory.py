@@ -10,17 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fairseq_plugins
 from fairseq_plugins import Memory
-from fairseq_plugins.api import Model
 from fairseq_plugins.api.memory import FILE
 from fairseq_plugins.data.sentences import is_blank
-from fairseq_plugins.errors import ConfigurationError
+from tests.api.released import CAPTIONS, loaded
+from tests.errors import refused
 from tests.strategies import DETERMINISTIC, example_count
-from tests.support import REPOSITORY
-
-MULTI30K = REPOSITORY / "checkpoints" / "multi30k.en-de"
-CAPTIONS = ["A man is riding a bicycle.", "Two dogs play in the snow near a red house .", "", "People"]
 
 FORK = multiprocessing.get_context("fork")
 
@@ -72,7 +67,7 @@ def test_three_writers(tmp_path: Path) -> None:
 
 def test_killed_writers(tmp_path: Path) -> None:
     memory = Memory(tmp_path)
-    for turn in range(5):
+    for turn in range(3):
         process = FORK.Process(target=add_one_by_one, args=(tmp_path, f"turn {turn}", 10**6))
         process.start()
         while memory.drafts(f"turn {turn} 3") != [target_of(f"turn {turn} 3")]:
@@ -81,7 +76,7 @@ def test_killed_writers(tmp_path: Path) -> None:
         process.join()
         memory.add([f"after {turn}"], ["whole"])
     outputs = stored(tmp_path)
-    assert all(outputs[f"after {turn}"] == "whole" for turn in range(5))
+    assert all(outputs[f"after {turn}"] == "whole" for turn in range(3))
     assert memory.drafts("turn 2 0") == [target_of("turn 2 0")]
 
 
@@ -107,21 +102,29 @@ def test_a_file_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
     assert memory.drafts("a") == ["b"] and len(memory) == 1
 
 
-@pytest.mark.parametrize("line", ["{", "[]", "1", '{"source": "a"}', '{"source": "a", "target": 1}', "\xff"])
+def test_all_pairs_of_a_call_are_added_or_none(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    memory.add(["a"], ["b"])
+    before, half = memory.path.read_bytes(), "A dog\ud83d runs."
+    for sources, targets in ((["c", half], ["d", "e"]), (["c", "d"], ["e", half]), (["c", "d"], ["e"])):
+        with refused("sources|targets"):
+            memory.add(sources, targets)
+        assert memory.path.read_bytes() == before and len(memory) == 1
+
+
+HALF = '{"source": "\\ud83d", "target": "a"}'
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"source": "a", "target": 1}', "\xff", "[" * 100_000, HALF])
 def test_other_files_are_refused(tmp_path: Path, line: str) -> None:
     good = '{"source": "a", "target": "b"}\n'
     (tmp_path / FILE).write_bytes(f"{good}{line}\n".encode("latin-1"))
-    with pytest.raises(ConfigurationError, match="line 2 is no output; remove it"):
+    with refused("line 2 is no output; remove it"):
         Memory(tmp_path)
-
-
-def test_folders_that_are_none(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match='file/memory.jsonl": cannot be read'):
-        Memory(tmp_path / "file")
-    (tmp_path / FILE).mkdir()
-    with pytest.raises(ConfigurationError, match='memory.jsonl": cannot be read'):
-        Memory(tmp_path)
+    for folder in (tmp_path / FILE, tmp_path / "folder"):
+        (tmp_path / "folder" / FILE).mkdir(parents=True, exist_ok=True)
+        with refused("memory.jsonl: cannot be read"):
+            Memory(folder)
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -142,33 +145,22 @@ def test_a_memory_is_a_dictionary(calls: list[dict[str, str]]) -> None:
                 assert len(memory) == len(expected)
 
 
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return fairseq_plugins.load(MULTI30K, decoder="reuse", fixed_width=True, device="cpu")
-
-
-@pytest.fixture(scope="module")
-def expected() -> list[str]:
-    return fairseq_plugins.load(MULTI30K, decoder="greedy", device="cpu").translate(CAPTIONS)
-
-
 @settings(DETERMINISTIC, max_examples=example_count(20))
 @given(
     sources=st.lists(st.sampled_from([*CAPTIONS, "A man is riding a horse.", "Two cats play in the snow"]), max_size=5),
     targets=st.lists(st.one_of(TEXTS, st.sampled_from(["Zwei Hunde spielen", "ein " * 300])), min_size=5, max_size=5),
 )
-def test_the_output_is_that_without_memory(
-    model: Model, expected: list[str], sources: list[str], targets: list[str]
-) -> None:
+def test_the_output_is_that_without_memory(sources: list[str], targets: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         memory = Memory(folder)
         memory.add(sources, targets[: len(sources)])
-        assert model.translate(CAPTIONS, drafts=memory.drafts(CAPTIONS)) == expected
+        found = loaded("reuse", fixed_width=True).translate(CAPTIONS, drafts=memory.drafts(CAPTIONS))
+        assert found == loaded("greedy").translate(CAPTIONS)
 
 
-def test_a_memory_saves_iterations(model: Model, expected: list[str], tmp_path: Path) -> None:
-    memory = Memory(tmp_path)
-    memory.add(CAPTIONS[:2], expected[:2])
+def test_a_memory_saves_iterations(tmp_path: Path) -> None:
+    model, memory = loaded("reuse", fixed_width=True), Memory(tmp_path)
+    memory.add(CAPTIONS[:2], model.translate(CAPTIONS[:2]))
     edited = ["A man is riding a bicycle .", "Two dogs play in the snow near a blue house ."]
     without = model.translate(edited)
     iterations = model.statistics.iterations

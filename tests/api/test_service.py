@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-import fairseq_plugins
 from fairseq_plugins.api import Model, Service, ServiceClosed, ServiceFull, Step
-from fairseq_plugins.errors import ConfigurationError
-from tests.support import REPOSITORY
+from tests.api.released import loaded
+from tests.errors import refused
 
-FOLDER = REPOSITORY / "checkpoints" / "multi30k.en-de"
 TEXTS = [
     "A man is riding a bicycle.",
     "Two dogs play in the snow near a red house while children watch them from a window .",
@@ -32,52 +30,14 @@ OPTIONS: list[dict[str, Any]] = [
 ENDLESS: dict[str, Any] = {"min_len": 900, "max_len_b": 1000}
 
 
-def loaded(decoder: str, **options: Any) -> Model:
-    return fairseq_plugins.load(FOLDER, decoder=decoder, device="cpu", threads=2, **options)
-
-
 @pytest.fixture(scope="module")
 def model() -> Model:
-    return loaded("gad")
+    return loaded("gad", threads=2)
 
 
 @pytest.fixture(scope="module")
 def service(model: Model) -> Service:
     return model.service(max_sentences=40)
-
-
-def requests(decoder: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return texts with options."""
-    found = [(text, options) for text in TEXTS for options in OPTIONS]
-    beams = [{"beam": 1}, {"beam": 5, "num_hypotheses": 3}, {"beam": 3, "lenpen": 0.5}]
-    if decoder == "fast-beam":
-        found = [(text, {**options, **beams[i % 3]}) for i, (text, options) in enumerate(found)]
-    if decoder == "reuse":
-        found = [(text, {**options, "drafts": ["Ein Mann fährt Rad."]}) for text, options in found]
-    return found
-
-
-@pytest.mark.parametrize(
-    ("decoder", "options"),
-    [("gad", {}), ("fast-beam", {}), ("reuse", {}), ("greedy", {"no_compiled_steps": True}), ("beam", {})],
-)
-def test_translations_are_those_of_translate(decoder: str, options: dict[str, Any], model: Model) -> None:
-    own = model if decoder == "gad" else loaded(decoder, **options)
-    cases = requests(decoder)[:: 1 if decoder in ("gad", "reuse", "fast-beam") else 6]
-    expected = [own.translate(text, return_scores=True, **given) for text, given in cases]
-    with own.service() as service, ThreadPoolExecutor(8) as pool:
-        has_admission = decoder != "beam" and not options
-        assert service.engine.startswith("continuous" if has_admission else "whole batches: ")
-        futures = list(pool.map(lambda case: service.submit(case[0], **case[1]), cases))
-        found = [future.result(60) for future in futures]
-        for ours, theirs in zip(found, expected, strict=True):
-            assert (ours.text, ours.tokens) == (theirs.text, theirs.tokens)
-            assert ours.token_scores == pytest.approx(theirs.token_scores, abs=0 if has_admission else 1e-5)
-            assert [other.text for other in ours.alternatives] == [other.text for other in theirs.alternatives]
-            assert ours.score == pytest.approx(theirs.score, abs=0 if has_admission else 1e-5)
-            assert ours.alignment == theirs.alignment
-            assert ours.emitted is None if theirs.emitted is None else len(ours.token_scores) == sum(ours.emitted or [])
-        assert service.sentences == 0
 
 
 SAMPLING: list[dict[str, Any]] = [
@@ -87,18 +47,57 @@ SAMPLING: list[dict[str, Any]] = [
     {"sampling": True, "sampling_topp": 0.8, "beam": 4, "num_hypotheses": 2, "alignments": True},
     {},
 ]
+BEAMS = [{"beam": 1}, {"beam": 5, "num_hypotheses": 3}, {"beam": 3, "lenpen": 0.5}]
 
 
-@pytest.mark.parametrize("decoder", ["gad", "greedy", "fast-beam"])
-def test_samples_are_those_of_translate(decoder: str, model: Model) -> None:
+def requests(decoder: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return texts with options."""
+    found = [(text, options) for text in TEXTS for options in OPTIONS]
+    if decoder == "fast-beam":
+        found = [(text, {**options, **BEAMS[i % 3]}) for i, (text, options) in enumerate(found)]
+    if decoder == "reuse":
+        found = [(text, {**options, "drafts": ["Ein Mann fährt Rad."]}) for text, options in found]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("decoder", "options", "step"),
+    [
+        ("gad", {}, 1),
+        ("fast-beam", {}, 2),
+        ("reuse", {}, 3),
+        ("greedy", {"no_compiled_steps": True}, 6),
+        ("beam", {}, 6),
+    ],
+)
+def test_translations_are_those_of_translate(decoder: str, options: dict[str, Any], step: int) -> None:
+    own, cases = loaded(decoder, threads=2, **options), requests(decoder)[::step]
+    expected = [own.translate(text, return_scores=True, **given) for text, given in cases]
+    with own.service() as service, ThreadPoolExecutor(8) as pool:
+        has_admission = decoder != "beam" and not options
+        assert service.engine.startswith("continuous" if has_admission else "whole batches: ")
+        futures = list(pool.map(lambda case: service.submit(case[0], **case[1]), cases))
+        rounding = 0 if has_admission else 1e-5
+        for future, theirs in zip(futures, expected, strict=True):
+            ours = future.result(60)
+            assert (ours.text, ours.tokens, ours.alignment) == (theirs.text, theirs.tokens, theirs.alignment)
+            assert [*ours.token_scores, ours.score] == pytest.approx([*theirs.token_scores, theirs.score], abs=rounding)
+            assert [other.text for other in ours.alternatives] == [other.text for other in theirs.alternatives]
+            assert ours.emitted is None if theirs.emitted is None else len(ours.token_scores) == sum(ours.emitted or [])
+        assert service.sentences == 0
+
+
+@pytest.mark.parametrize(
+    ("decoder", "options"), [("gad", {}), ("greedy", {"no_compiled_steps": True}), ("fast-beam", {})]
+)
+def test_samples_are_those_of_translate(decoder: str, options: dict[str, Any]) -> None:
     """Of sentences with their own seeds and options in one running batch, at their places in a text."""
-    own = model if decoder == "gad" else loaded(decoder, no_compiled_steps=decoder == "greedy")
-    texts = [text for text in TEXTS if text]
-    cases = [(number, text, options) for options in SAMPLING for number, text in enumerate(texts)]
-    expected = [one for options in SAMPLING for one in own.translate(texts, return_scores=True, **options)]
-    assert len({one.text for one in expected}) > 2 * len(texts)
+    own = loaded(decoder, threads=2, **options)
+    texts, samplings = (TEXTS[::3], SAMPLING[1::2]) if options else ([text for text in TEXTS if text], SAMPLING)
+    cases = [(number, text, given) for given in samplings for number, text in enumerate(texts)]
+    expected = [one for given in samplings for one in own.translate(texts, return_scores=True, **given)]
     with own.service() as service:
-        futures = [service.submit(text, number=number, **options) for number, text, options in cases]
+        futures = [service.submit(text, number=number, **given) for number, text, given in cases]
         for future, theirs in zip(futures, expected, strict=True):
             ours = future.result(60)
             samples = [(one.text, one.alignment) for one in (ours, *ours.alternatives)]
@@ -108,46 +107,42 @@ def test_samples_are_those_of_translate(decoder: str, model: Model) -> None:
             )
 
 
-def test_a_stream_is_of_one_sample(service: Service, model: Model) -> None:
-    options: dict[str, Any] = {"sampling": True, "seed": 5, "temperature": 1.5}
-    assert list(service.stream(TEXTS[1], **options))[-1].text == model.translate(TEXTS[1], **options)
-    with pytest.raises(ConfigurationError, match="num_hypotheses=3: a stream is of one sample"):
-        service.stream(TEXTS[1], num_hypotheses=3, **options)  # type: ignore[call-arg]
-    with pytest.raises(ConfigurationError, match="is for sampling"):
-        service.submit(TEXTS[1], sampling_topk=3)
-    with loaded("gad++", preset="high-quality").service() as relaxed:
-        future = relaxed.submit(TEXTS[1], sampling=True)
-        with pytest.raises(ConfigurationError, match="output depends on the drafts"):
-            future.result(30)
-
-
 @pytest.mark.parametrize("options", [{}, {"no_compiled_steps": True}])
-def test_streams(options: dict[str, Any], model: Model) -> None:
-    own = loaded("gad", **options) if options else model
+def test_streams(options: dict[str, Any]) -> None:
+    own = loaded("gad", threads=2, **options)
     with own.service() as service:
         for text in TEXTS:
-            steps = list(service.stream(text))
-            assert all(isinstance(step, Step) for step in steps)
-            assert steps[-1].text == own.translate(text) and sum(len(step.tokens) for step in steps) == len(
-                own.translate(text, return_scores=True).tokens
-            )
-    with pytest.raises(ConfigurationError, match="several hypotheses"), loaded("fast-beam").service() as service:
-        service.stream(TEXTS[0])
+            steps, expected = list(service.stream(text)), own.translate(text, return_scores=True)
+            assert all(isinstance(step, Step) for step in steps) and steps[-1].text == expected.text
+            assert sum(len(step.tokens) for step in steps) == len(expected.tokens)
+        sampling: dict[str, Any] = {"sampling": True, "seed": 5, "temperature": 1.5}
+        assert list(service.stream(TEXTS[0], **sampling))[-1].text == own.translate(TEXTS[0], **sampling)
 
 
-def test_what_does_not_fit_is_refused_at_once(service: Service) -> None:
+def test_what_does_not_fit_is_refused_at_once(service: Service, model: Model) -> None:
     for text, options, message in (
         ("word " * 3000, {}, "the model reads at most"),
         (TEXTS[0], {"beam": 5}, "keeps one hypothesis"),
         (TEXTS[0], {"nonsense": 1}, "no such option"),
         (TEXTS[0], {"min_len": 5, "max_len_b": 2}, "longer than the longest output"),
         (TEXTS[0], {"drafts": "Ein Mann"}, "not for decoder gad"),
+        (TEXTS[0], {"sampling_topk": 3}, "is for sampling"),
     ):
-        with pytest.raises(ConfigurationError, match=message):
+        with refused(message):
             service.submit(text, **options)
-    with loaded("fast-beam").service(max_beam=3) as beams, pytest.raises(ConfigurationError, match="samples up to 3"):
-        beams.submit(TEXTS[0], beam=4)
+    with refused("3: a stream is of one sample"):
+        service.stream(TEXTS[1], sampling=True, num_hypotheses=3)  # type: ignore[call-arg]
     assert service.sentences == 0 and service.submit(TEXTS[0]).result(30).text
+    with loaded("fast-beam", threads=2).service(max_beam=3) as beams:
+        with refused("samples up to 3"):
+            beams.submit(TEXTS[0], beam=4)
+        with refused("several hypotheses"):
+            beams.stream(TEXTS[0], beam=3)
+    with loaded("gad++", preset="high-quality").service() as relaxed, refused("output depends on the drafts"):
+        relaxed.submit(TEXTS[1], sampling=True).result(30)
+    for numbers in ({"max_sentences": 0}, {"max_beam": 0}):
+        with refused("give at least 1"):
+            model.service(**numbers)
 
 
 def test_a_full_service_refuses_and_cancelled_sentences_make_room(service: Service) -> None:
@@ -193,18 +188,12 @@ def test_closing_waits_and_then_drops(model: Model) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"no_compiled_steps": True}])
-def test_an_end_after_the_end_harms_nobody(options: dict[str, Any], model: Model) -> None:
+def test_an_end_after_the_end_harms_nobody(options: dict[str, Any]) -> None:
     """Closing a service ends sentences that its own thread may end at the same time."""
-    with (loaded("gad", **options) if options else model).service() as service:
+    with loaded("gad", threads=2, **options).service() as service:
         ended = service.submit(TEXTS[1])
         ended.set_exception(ServiceClosed())
         assert service.submit(TEXTS[0]).result(30).text and service.submit(TEXTS[3]).result(30).text
-
-
-def test_numbers_that_make_no_service(model: Model) -> None:
-    for options in ({"max_sentences": 0}, {"max_beam": 0}):
-        with pytest.raises(ConfigurationError, match="give at least 1"):
-            model.service(**options)
 
 
 def test_many_threads(model: Model, service: Service) -> None:
