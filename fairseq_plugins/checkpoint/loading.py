@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from fairseq_plugins.checkpoint.mapped_weights import can_map, map_in_small_pages
-from fairseq_plugins.checkpoint.settings import check_settings, model_name
+from fairseq_plugins.checkpoint.settings import MODELS, TASKS, check_settings, check_task_settings, model_name
 from fairseq_plugins.errors import ConfigurationError, flag, one_line
 from fairseq_plugins.shared.files import nearest_checkpoint
 
@@ -68,8 +69,35 @@ def read_state(path: str, option: str | None, overrides: dict[str, Any] | None =
         raise ConfigurationError(option, path, reason) from error
     if "model" not in state or (state.get("cfg") is None and state.get("args") is None):
         raise ConfigurationError(option, path, NOT_OF_FAIRSEQ_TRAIN)
-    cfg = state["cfg"] if state.get("cfg") is not None else convert_namespace_to_omegaconf(state["args"])
-    return state, cfg.model
+    return state, _settings(state).model
+
+
+def _settings(state: dict[str, Any]) -> Any:
+    """Return a checkpoint's settings, the older `args` before `cfg`, as fairseq does."""
+    return state["cfg"] if state.get("args") is None else convert_namespace_to_omegaconf(state["args"])
+
+
+def read_with_task(
+    path: str,
+    option: str,
+    overrides: dict[str, Any] | None = None,
+    models: Sequence[str] = MODELS,
+    tasks: Sequence[str] = TASKS,
+) -> dict[str, Any]:
+    """Return the state of a checkpoint, as `read_state`, of which fairseq builds the model with the task in the file.
+
+    Raises ConfigurationError, beside that, if fairseq's model or task is not among these, or has settings that must not
+    be built.
+    """
+    state, model_cfg = read_state(path, option, overrides)
+    check_settings(model_cfg, (option, path), models)
+    check_task_settings(_settings(state).task, (option, path), tasks)
+    return state
+
+
+def read_language_model(path: str, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the state of the language model of --lm-path; raise ConfigurationError as `read_with_task`."""
+    return read_with_task(path, "--lm-path", overrides, ["transformer_lm"], ["language_modeling"])
 
 
 def _mapped_state(path: str, overrides: dict[str, Any] | None) -> dict[str, Any]:
@@ -190,20 +218,18 @@ def build_model(
     try:
         model = model_class.build_model(model_cfg, task, **build)
         model.load_state_dict(state["model"], strict=True, model_cfg=model_cfg)
-    except (RuntimeError, TypeError) as error:
+    except Exception as error:
         raise misfit(option, path, error) from error
     finally:
         task.loading_checkpoint = was_loading
     return model.eval()
 
 
-def is_misfit(error: Exception) -> bool:
-    """Return whether an error of fairseq's says that weights do not fit the model that was built for them."""
-    return str(error).startswith("Error(s) in loading state_dict") or "requires a joined dictionary" in str(error)
-
-
 def misfit(option: str, path: str, error: Exception) -> ConfigurationError:
-    """Return the error of a checkpoint whose weights do not fit the model that was built for them."""
-    problem = f"its weights do not fit this data's dictionaries or its own settings ({one_line(error, 300)})"
+    """Return the error of a checkpoint of which fairseq cannot build a model or load its weights."""
+    if isinstance(error, ConfigurationError):
+        return error
+    kind = "" if isinstance(error, (RuntimeError, ValueError)) else f"{type(error).__name__}: "
+    problem = f"its weights do not fit this data's dictionaries or its own settings ({kind}{one_line(error, 300)})"
     remedy = "use the data folder and the dictionaries that it was trained with"
     return ConfigurationError(option, path, problem, remedy)

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from fairseq_plugins.checkpoint.compact_weights import compact_weights, restore
-from fairseq_plugins.checkpoint.loading import is_misfit, misfit, read_state
+from fairseq_plugins.checkpoint.loading import misfit, read_language_model, read_state
 from fairseq_plugins.checkpoint.mapped_weights import TakeWeights
 from fairseq_plugins.checkpoint.tool_errors import check_dictionaries, check_sentencepiece
 from fairseq_plugins.errors import ConfigurationError
@@ -61,10 +61,8 @@ class TaskSession:
             state, _ = read_state(path, "--path", overrides)
             try:
                 (model,), _ = checkpoint_utils.load_model_ensemble([path], overrides, self.task, state=state)
-            except (RuntimeError, ValueError) as error:
-                if is_misfit(error):
-                    raise misfit("--path", path, error) from error
-                raise
+            except Exception as error:
+                raise misfit("--path", path, error) from error
         return model
 
     @cached_property
@@ -74,8 +72,11 @@ class TaskSession:
         if path is None:
             return None
         overrides = {"data": self.cfg.task.data}  # which has its dictionary, dict.txt
-        state, _ = read_state(path, "--lm-path", overrides)
-        (model,), _ = checkpoint_utils.load_model_ensemble([path], overrides, None, state=state)
+        state = read_language_model(path, overrides)
+        try:
+            (model,), _ = checkpoint_utils.load_model_ensemble([path], overrides, None, state=state)
+        except Exception as error:
+            raise misfit("--lm-path", path, error) from error
         return self.prepared(model)
 
     def prepared(self, model: FairseqEncoderDecoderModel) -> FairseqEncoderDecoderModel:

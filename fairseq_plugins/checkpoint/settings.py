@@ -9,17 +9,23 @@ import ast
 import enum
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.tasks import TASK_REGISTRY
 from omegaconf import OmegaConf, open_dict
 
 from fairseq_plugins.errors import ConfigurationError
 
 # Models of fairseq whose builders evaluate nothing but numbers, and need no file. Classes of other packages, such as
 # ours and those of --user-dir, are code that the user has chosen.
-_MODELS = ("transformer", "transformer_align", "multilingual_transformer", "bart", "s2t_transformer")
+MODELS = ("transformer", "transformer_align", "multilingual_transformer", "bart", "s2t_transformer")
+# Tasks of fairseq that evaluate no settings but `left_pad_source` and `left_pad_target`.
+TASKS = (
+    *("translation", "translation_multi_simple_epoch", "multilingual_translation"),
+    *("translation_from_pretrained_bart", "speech_to_text"),
+)
 # Files that weights are copied from in training. A loaded model has its own weights.
 _FILES_OF_TRAINING = (
     *("encoder_embed_path", "decoder_embed_path"),
@@ -35,7 +41,7 @@ def model_name(model_cfg: Any) -> str:
     return getattr(model_cfg, "_name", None) or getattr(model_cfg, "arch", None) or ""
 
 
-def check_settings(model_cfg: Any, source: tuple[str, str | None]) -> None:
+def check_settings(model_cfg: Any, source: tuple[str, str | None], allowed: Sequence[str] = MODELS) -> None:
     """Check the settings of a model before it is built; remove those that name files of its training.
 
     Text that the model's class does not declare and that could be code is replaced by None.
@@ -43,12 +49,13 @@ def check_settings(model_cfg: Any, source: tuple[str, str | None]) -> None:
     Args:
         model_cfg: settings of a model from a checkpoint; changed in place.
         source: the option that named the checkpoint, and its file, for errors.
+        allowed: models of fairseq that may be built.
 
     Raises:
         ConfigurationError: for an architecture whose builder evaluates text or loads other files, and a setting of
             another type than the architecture declares, or that could be code.
     """
-    declared = _declared(model_name(model_cfg), source)
+    declared = _declared(model_name(model_cfg), source, allowed)
     values = _items(model_cfg)
     if values is None:
         raise ConfigurationError(
@@ -73,13 +80,29 @@ def check_settings(model_cfg: Any, source: tuple[str, str | None]) -> None:
             setattr(model_cfg, name, None)
 
 
-def _declared(name: str, source: tuple[str, str | None]) -> dict[str, argparse.Action]:
+def check_task_settings(task_cfg: Any, source: tuple[str, str | None], allowed: Sequence[str]) -> None:
+    """Check the settings of a checkpoint's task, which fairseq may evaluate, before it is built.
+
+    Raises ConfigurationError for a task of fairseq that is not among those `allowed`, and for settings that could be
+    code. `source` is as for `check_settings`.
+    """
+    values = _items(task_cfg) or {}
+    name = values.get("_name") or values.get("task")
+    kind = TASK_REGISTRY.get(name)
+    if kind is None or (kind.__module__.partition(".")[0] == "fairseq" and name not in allowed):
+        problem = f"was trained with another task, {_shown(name)}"
+        raise ConfigurationError(*source, problem, f"give a model of {{--task {allowed[0]}}}")
+    for key in ("left_pad_source", "left_pad_target"):
+        _check_value(key, values.get(key), source)
+
+
+def _declared(name: str, source: tuple[str, str | None], allowed: Sequence[str]) -> dict[str, argparse.Action]:
     """Return the options that a model's class declares; raise ConfigurationError for a class that is not allowed."""
     model_class = ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name)
     if model_class is None:
         raise ConfigurationError(*source, f"unknown model {name[:50]!r}", "pass the {--user-dir} that defines it")
     is_fairseqs = model_class.__module__.partition(".")[0] == "fairseq"
-    if is_fairseqs and model_class not in [MODEL_REGISTRY[model] for model in _MODELS]:
+    if is_fairseqs and model_class not in [MODEL_REGISTRY[model] for model in allowed]:
         raise ConfigurationError(
             *source,
             f"holds a {model_class.__name__} ({name}), which is not decoded here: fairseq may run code from the "
@@ -130,6 +153,8 @@ def _items(value: Any) -> dict[str, Any] | None:
 
 def _is_harmless(text: str) -> bool:
     """Return whether text does nothing when it is evaluated: it calls nothing, or it is a literal."""
+    if "${" in text:  # OmegaConf puts other settings in its place, which could close the quotes of a literal
+        return False
     if _HARMLESS.fullmatch(text):
         return True
     try:

@@ -96,11 +96,9 @@ def check_sentencepiece(file: str | None) -> None:
 
 def _check_checkpoints(error: BaseException, given: Mapping[str, Any]) -> None:
     """Raise ConfigurationError for a checkpoint that fairseq could not load."""
-    from fairseq_plugins.checkpoint.loading import is_misfit, misfit, read_state
+    from fairseq_plugins.checkpoint.loading import misfit, read_state
 
     path, restored = given.get("path") or "", given.get("restore_file") or ""
-    if path and isinstance(error, Exception) and is_misfit(error):
-        raise misfit("--path", path, error)
     for file in (*path.split(":"), given.get("finetune_from_model")):
         if file:
             read_state(file, "--finetune-from-model" if file == given.get("finetune_from_model") else "--path")
@@ -108,3 +106,7 @@ def _check_checkpoints(error: BaseException, given: Mapping[str, Any]) -> None:
     for option, file in (("--restore-file", restored), (None, os.path.join(given.get("save_dir") or "", restored))):
         if os.path.isfile(file):
             read_state(file, option)
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name == "load_model_ensemble_and_task" and isinstance(error, Exception):
+            file = frame.f_locals["filename"]
+            raise misfit("--lm-path" if file == given.get("lm_path") else "--path", file, error)

@@ -13,7 +13,7 @@ from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretra
 from torch import nn
 
 from fairseq_plugins.checkpoint.compact_weights import restore
-from fairseq_plugins.checkpoint.loading import build_model, read_checkpoint, unwrap
+from fairseq_plugins.checkpoint.loading import build_model, read_checkpoint, read_language_model, unwrap
 from fairseq_plugins.checkpoint.mapped_weights import TakeWeights
 from fairseq_plugins.checkpoint.session import options_of
 from fairseq_plugins.checkpoint.settings import check_settings, model_name
@@ -38,6 +38,7 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.process.ending import close_with
 from fairseq_plugins.shared.files import destination
+from fairseq_plugins.shared.parsing import arguments_of_fairseqs_tool
 from fairseq_plugins.tasks.drafts import LineNumbers, TaskDrafts
 from fairseq_plugins.tasks.own_generator import (
     check_own,
@@ -324,13 +325,16 @@ class DecodesWithDrafts(FairseqTask):
 
 
 def check_options(cfg: Any) -> None:
-    """Raise ConfigurationError for decoding options that contradict each other, and files that cannot be written."""
+    """Raise ConfigurationError for decoding options that contradict each other, and files that cannot be used."""
     check_task_options(cfg, methods.find(cfg.decoding_method))
     methods.check_options(cfg)
     stats = None if cfg.stats_file is None else destination(cfg.stats_file, "--stats-file")
     trace = None if cfg.trace_file is None else destination(cfg.trace_file, "--trace-file")
     if stats is not None and stats == trace and not stats.is_direct:
         raise ConfigurationError("--trace-file", cfg.trace_file, "is the file of {--stats-file}", "give another one")
+    language_model = arguments_of_fairseqs_tool().get("lm_path")
+    if language_model is not None:  # which fairseq-generate builds by itself
+        read_language_model(language_model)
 
 
 def with_args(task: Any) -> Any:

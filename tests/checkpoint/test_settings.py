@@ -1,11 +1,13 @@
 """Nothing in a checkpoint's settings is executed, whichever command loads it."""
 
 import shutil
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from fairseq_plugins.benchmarks import ctranslate
 from fairseq_plugins.checkpoint.loading import load_model
 from fairseq_plugins.checkpoint.settings import check_settings
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.parsing import refuse_unsafe_model_of_validation
 from tests.conftest import TINY, Corpus
 from tests.errors import error_about
 from tests.support import make_args, make_task, run_in_process
@@ -79,6 +82,10 @@ def test_no_setting_of_any_architecture_is_evaluated(arch: str, tmp_path: Path) 
         ({"dropout": torch.zeros(1)}, "dropout is .*, not a number"),
         ({"extra": torch.zeros(1)}, "extra is a Tensor"),
         ({"adaptive_softmax_cutoff": "9**9**9"}, "adaptive_softmax_cutoff is .*, which could be code"),
+        (
+            {"adaptive_softmax_cutoff": '"${extra}"', "extra": '" or f() or "'},
+            "which could be code",
+        ),
         ({"extra": {"a": [Namespace(b="f()")]}}, r"extra.a.0.b is 'f\(\)', which could be code"),
         ({"arch": None}, "unknown model ''"),
         ({"_name": "lstm"}, r"holds a LSTMModel \(lstm\), which is not decoded here"),
@@ -139,6 +146,16 @@ def _drafter(corpus: Corpus, crafted: Path, folder: Path) -> Any:
     return run_in_process("generate", f"{corpus.data} --task spec_dec {models} --cpu")
 
 
+def _language_model(corpus: Corpus, crafted: Path, folder: Path) -> Any:
+    models = f"--path {corpus.verifier} --lm-path {crafted} --decoder fast-beam"
+    return run_in_process("generate", f"{corpus.data} --task spec_dec {models} --cpu")
+
+
+def _validate(corpus: Corpus, crafted: Path, folder: Path) -> Any:
+    with mock.patch.object(sys, "argv", f"fairseq-validate {corpus.data} --task spec_dec --path {crafted}".split()):
+        refuse_unsafe_model_of_validation()  # at import
+
+
 def _train(corpus: Corpus, folder: Path, options: str) -> Any:
     return run_in_process(
         "train",
@@ -172,8 +189,8 @@ def _recipe(corpus: Corpus, crafted: Path, folder: Path) -> Any:
     return model_options(crafted)
 
 
-WAYS = [_load, _generate, _generate_beam, _interactive, _drafter, _verifier_of_training, _initial_encoder, _base,
-        _heads, _ctranslate2, _recipe]  # fmt: skip
+WAYS = [_load, _generate, _generate_beam, _interactive, _drafter, _language_model, _validate, _verifier_of_training,
+        _initial_encoder, _base, _heads, _ctranslate2, _recipe]  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -186,6 +203,16 @@ def test_no_command_runs_a_checkpoint(arch: str, way: Callable[..., Any], corpus
     with pytest.raises(ConfigurationError, match=r"could be code|is not decoded here"):
         way(corpus, crafted, tmp_path)
     assert not (tmp_path / "planted").exists()
+
+
+@pytest.mark.parametrize(
+    "task", [{"_name": "hubert_pretraining"}, {"_name": "translation", "left_pad_source": "f()"}, {}]
+)
+def test_a_task_that_fairseq_builds_by_itself(task: dict[str, Any], corpus: Corpus, tmp_path: Path) -> None:
+    state = torch.load(corpus.verifier)
+    torch.save({**state, "cfg": {**state["cfg"], "task": task}}, tmp_path / "crafted.pt")
+    with pytest.raises(ConfigurationError, match=r"could be code|was trained with another task"):
+        _validate(corpus, tmp_path / "crafted.pt", tmp_path)
 
 
 def test_removed_settings_do_not_hinder(corpus: Corpus, tmp_path: Path) -> None:

@@ -89,6 +89,9 @@ def spoiled(folder: Path, models: Path, data: Path) -> Path:
     state, bias = torch.load(models / "verifier.pt", weights_only=False), "decoder.layers.0.fc2.bias"
     state["model"][bias] = torch.full_like(state["model"][bias].float(), 3e38)
     torch.save(state, folder / "verifier.overflow.pt")
+    state = torch.load(models / "verifier.pt", weights_only=False)
+    state["cfg"]["model"].adaptive_softmax_cutoff = "[]"
+    torch.save(state, folder / "verifier.setting.pt")
     (folder / "long.txt").write_text("\u25b1A\n" + "a " * 3000 + "\n", encoding="utf-8")
     shutil.copytree(models, folder / "model", ignore=shutil.ignore_patterns("SHA256SUMS"))
     subwords = folder / "model" / "subwords.model"
