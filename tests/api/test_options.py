@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -14,9 +15,10 @@ import fairseq_plugins
 from fairseq_plugins import ConfigurationError, LoadOptions, Memory, WrapOptions
 from fairseq_plugins.api.options import names
 from fairseq_plugins.tasks.options import DecodingOptions, FirstTokenOptions
+from fairseq_plugins.translation import cli
+from tests.api.released import UA_GEC
 from tests.support import REPOSITORY
 
-UA_GEC = REPOSITORY / "checkpoints" / "ua-gec"
 # They have arguments of their own, or are fairseq's.
 NOT_TYPED = {"_name", "decoding_method", "drafter_path", "tensorboard_logdir", "profile", "bf16", "verbose"}
 
@@ -67,3 +69,24 @@ def test_what_the_package_shows() -> None:
     assert all(hasattr(fairseq_plugins, name) for name in shown)
     run = subprocess.run([sys.executable, "setup.py", "--version"], cwd=REPOSITORY, capture_output=True, text=True)
     assert run.stdout.split()[-1] == fairseq_plugins.__version__, run.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "in_python", "in_shell"),
+    [
+        ({"decoder": "gad", "max_len_b": 3, "min_len": 9}, "min_len=9: longer .*raise max_len_b=", "--set min_len=9: "),
+        ({"decoder": "iad", "int8": True, "precision": "bf16"}, 'int8: .*precision="bf16"', "int8: .*--precision bf16"),
+    ],
+)
+def test_errors_name_options_as_they_were_given(
+    options: dict, in_python: str, in_shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{in_python}"):
+        fairseq_plugins.load(UA_GEC, device="cpu", **options).translate("Так .")
+    named = [f"--{name}={options[name]}" for name in ("decoder", "precision") if name in options]
+    given = [
+        item for name in options.keys() - {"decoder", "precision"} for item in ("--set", f"{name}={options[name]}")
+    ]
+    (tmp_path / "text").write_text("Так .\n", encoding="utf-8")
+    assert cli.main([str(UA_GEC), "--device", "cpu", "--input", str(tmp_path / "text"), *named, *given]) == 2
+    assert re.search(f"error: .*{in_shell}", capsys.readouterr().err)
