@@ -211,6 +211,7 @@ setup(
             "clang-format>=18",
             "deep-translator>=1.11",
             "filelock>=3.12",
+            "grimp>=3.9",
             "pytest>=8",
             "pytest-timeout>=2.2",
             "pytest-xdist>=3.5",
