@@ -11,7 +11,6 @@ import gc
 import importlib
 import importlib.util
 import io
-import json
 import logging
 import marshal
 import os
@@ -21,12 +20,10 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import warnings
 import weakref
 from argparse import Namespace
-from collections import Counter
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -52,10 +49,13 @@ COMMANDS = {
     "python": "tests.command_server:python",
 }
 
-USUAL_OPTIONS = {
-    "training": "data --task spec_dec --arch block_nat --criterion glat_loss --optimizer adam",
-    "generation": "data --task spec_dec --path model.pt",
-}
+USUAL_OPTIONS = [
+    ("training", "--task spec_dec --arch block_nat --criterion glat_loss"),
+    ("training", "--task translation --arch transformer --criterion label_smoothed_cross_entropy"),
+    ("training", "--task translation --arch transformer --criterion cross_entropy"),
+    ("generation", "--task spec_dec --path model.pt"),
+    ("generation", "--task translation --path model.pt"),
+]
 
 # Imports only built-in modules: then Python starts three times as fast.
 CLIENT = """#!{python} -SE
@@ -111,7 +111,7 @@ def serve(path: str, owner: int) -> None:
     """Accept commands until the owner has ended."""
     from torch.utils.data import _utils
 
-    from tests import quick_options, quick_seeds
+    from tests import quick_options
 
     for target in COMMANDS.values():
         importlib.import_module(target.split(":")[0])
@@ -119,7 +119,6 @@ def serve(path: str, owner: int) -> None:
     for name in ("torch._dynamo", "matplotlib.figure", "matplotlib.backends.backend_agg"):
         importlib.import_module(name)
     quick_options.install()
-    quick_seeds.install()
     _read_options()
     # Data workers check for work, and for the end of their parent, every five seconds by default.
     for module in (_utils, _utils.worker):
@@ -127,43 +126,58 @@ def serve(path: str, owner: int) -> None:
     # Skip PyTorch's slow clean-up of operators at the end of each command.
     for finalizer in weakref.finalize._registry:
         finalizer.atexit = False
-    report, reported = Path(path + ".report"), Counter[str]()
-    listener, (ended, wake) = socket.socket(socket.AF_UNIX), socket.socketpair()
-    wake.setblocking(False)
-    signal.set_wakeup_fd(wake.fileno())
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.settimeout(1)
     listener.bind(path + ".partial")
     listener.listen()
     os.rename(path + ".partial", path)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks leave no zombies
     # Existing objects stay alive, so garbage collections in forks need not visit them.
     gc.collect()
     gc.freeze()
-    running: dict[int, socket.socket] = {}
     while _is_running(owner):
-        ready, _, _ = select.select([listener, ended], [], [], 1)
-        if ended in ready:
-            ended.recv(100)
-            _report_exit_statuses(running)
-        if listener in ready:
+        with contextlib.suppress(TimeoutError):
             client, _ = listener.accept()
-            _fill_options_cache(report, reported)
-            process = os.fork()
-            if process == 0:
-                for other in (listener, ended, wake, *running.values()):
-                    other.close()
-                _run(client, report)
-            running[process] = client
+            if os.fork() == 0:
+                listener.close()
+                _keep(client)
+            client.close()
 
 
-def _report_exit_statuses(running: dict[int, socket.socket]) -> None:
-    """Send the clients of ended commands the exit status, negative for a signal."""
-    while running:
-        process, status = os.waitpid(-1, os.WNOHANG)
-        if process == 0:
-            return
-        # A killed client has closed its socket.
-        with running.pop(process) as client, contextlib.suppress(OSError):
-            client.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+def _is_running(process: int) -> bool:
+    """Return whether a process has not ended."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _keep(client: socket.socket) -> None:
+    """Fork a command, pass a client's signals on to it, and send its exit status, negative for a signal.
+
+    SIGINT reaches the whole process group of the command; when the client ends, all are killed.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    arguments, folder = _receive(client)
+    command = os.fork()
+    if command == 0:
+        os.setpgid(0, 0)
+        client.close()
+        _run(arguments, folder)
+    with contextlib.suppress(OSError):
+        os.setpgid(command, command)
+    ended = os.pidfd_open(command)
+    while ended not in (ready := select.select([client, ended], [], [])[0]):
+        sent = client.recv(1) if ready else b""
+        if sent == b"u":
+            os.kill(command, signal.SIGUSR1)
+        else:
+            os.killpg(command, signal.SIGINT if sent == b"i" else signal.SIGKILL)
+    _, status = os.waitpid(command, 0)
+    with contextlib.suppress(OSError):
+        client.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+    os._exit(0)
 
 
 def _read_options() -> None:
@@ -173,47 +187,11 @@ def _read_options() -> None:
     from fairseq.utils import import_user_module
 
     import_user_module(Namespace(user_dir=str(REPOSITORY / "fairseq_plugins")))
-    for kind, line in USUAL_OPTIONS.items():
+    for kind, line in USUAL_OPTIONS:
         parser = getattr(options, f"get_{kind}_parser")()
-        convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, input_args=line.split()))
-
-
-def _fill_options_cache(report: Path, reported: Counter[str]) -> None:
-    """Add the cache keys that ended commands report to the cache of options, for later commands."""
-    from hydra.errors import HydraException
-
-    from tests import quick_options
-
-    lines = report.read_text().splitlines()[reported.total() :] if report.exists() else []
-    for line in lines:
-        reported[line] += 1
-        what = json.loads(line)
-        # Options with paths seldom recur, so only options that come twice are cached. Groups always recur.
-        if reported[line] == (2 if isinstance(what, str) else 1):
-            # A command's user directory may register groups that this process lacks.
-            with contextlib.suppress(HydraException):
-                quick_options.fill_cache(what)
-    if lines:
-        # Else each command's last garbage collection would visit the new objects, for 60 ms.
-        gc.freeze()
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _forward_signals(client: socket.socket) -> None:
-    """Forward a client's SIGINT to the whole process group and SIGUSR1 to this process; kill all with the client."""
-    while (sent := client.recv(1)) in (b"i", b"u"):
-        if sent == b"i":
-            os.killpg(0, signal.SIGINT)
-        else:
-            os.kill(os.getpid(), signal.SIGUSR1)
-    os.killpg(0, signal.SIGKILL)
+        more = " --optimizer adam --lr-scheduler inverse_sqrt" if kind == "training" else ""
+        arguments = options.parse_args_and_arch(parser, input_args=f"data {line}{more}".split())
+        convert_namespace_to_omegaconf(arguments)
 
 
 def python() -> None:
@@ -259,24 +237,18 @@ def _receive(client: socket.socket) -> tuple[list[str], str]:
     return arguments, folder
 
 
-def _run(client: socket.socket, report: Path) -> None:
-    """Run a command in this fork, report its new cache keys, and exit."""
+def _run(arguments: list[str], folder: str) -> None:
+    """Run a command in this fork, and exit."""
     from fairseq.utils import import_user_module
 
     from fairseq_plugins.checkpoint.tool_errors import excepthook
     from fairseq_plugins.errors import on_command_line, spell_as
     from fairseq_plugins.process.output import lower_log_level, watch_output
     from fairseq_plugins.process.training import stop_on_request
-    from tests import quick_options
 
-    known = quick_options.cache_keys()
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.setpgid(0, 0)
-    (program, *arguments), folder = _receive(client)
+    program, *arguments = arguments
     name = os.path.basename(program)
-    threading.Thread(target=_forward_signals, args=[client], daemon=True).start()
     sys.argv = [name, *arguments]
     if name in ("fairseq-train", "fairseq-generate", "fairseq-validate"):
         # By default they start a data worker. A later option takes precedence.
@@ -309,10 +281,6 @@ def _run(client: socket.socket, report: Path) -> None:
         status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
         sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()
         sys.excepthook(*sys.exc_info())
-    with report.open("ab", buffering=0) as file:
-        # In a single write, so that lines of concurrent commands do not mix.
-        lines = [f"{json.dumps(what)}\n" for what in quick_options.cache_keys() if what not in known]
-        file.write("".join(lines).encode())
     _end(status)
 
 

@@ -45,10 +45,9 @@ from fairseq_plugins.decoding.weights import Precision
 from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
 from fairseq_plugins.tasks.options import SpecDecConfig
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
-from tests import quick_options, quick_seeds
+from tests import quick_options
 
 quick_options.install()
-quick_seeds.install()
 
 
 def make_dictionary(size: int) -> Dictionary:
@@ -247,13 +246,11 @@ def decode(
     task: SpecDecTask,
     sample: dict[str, Any],
     method: Options | Drafter | Method,
-    model: BlockNat | None = None,
-    rule: Rule = exact,
-    engine: Engine | NativeWeights | None = None,
+    *how: Any,
     **options: Any,
 ) -> tuple[list, list[SentenceStats]]:
     """Decode one batch with our generator; return hypotheses and statistics. Arguments as for `make_generator`."""
-    return decode_all(models, task, [sample], method, model, rule, engine, **options)
+    return decode_all(models, task, [sample], method, *how, **options)
 
 
 def decode_all(
@@ -261,20 +258,12 @@ def decode_all(
     task: SpecDecTask,
     batches: list[dict[str, Any]],
     method: Options | Drafter | Method,
-    model: BlockNat | None = None,
-    rule: Rule = exact,
-    engine: Engine | NativeWeights | None = None,
+    *how: Any,
     **options: Any,
 ) -> tuple[list, list[SentenceStats]]:
-    """Decode batches one after the other with one generator; return hypotheses and statistics.
-
-    Args:
-        batches: fairseq batches.
-        models, task, method, model, rule, engine: as for `make_generator`.
-        options: as for `fairseq_greedy`.
-    """
+    """Decode batches one after the other with one generator, as `decode`."""
     per_batch = _per_batch(options)
-    generator, stats = make_generator(models, task, method, model, rule, engine, **options)
+    generator, stats = make_generator(models, task, method, *how, **options)
     output = [hypotheses for sample in batches for hypotheses in generator.generate(models, sample, **per_batch)]
     return output, stats.recorded
 
