@@ -2,22 +2,14 @@
 
 import json
 import re
-import shlex
 import shutil
-import signal
 import subprocess
-import sys
-import time
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from fairseq_plugins.checkpoint.tool_errors import explain_in_tool
-from fairseq_plugins.errors import on_command_line
 from tests.conftest import TINY, TRAINING, Corpus
-from tests.support import finish_command, run_command, run_in_process, start_command
+from tests.support import finish_command, run_in_process, start_command
 
 
 def hypotheses(output: str) -> dict[int, str]:
@@ -129,25 +121,14 @@ def test_what_fast_beam_counts(corpus: Corpus, tmp_path: Path) -> None:
     assert "| verifier" in run.stderr and "| acceptance" in run.stderr
 
 
-def test_no_sentence_is_dropped(corpus: Corpus) -> None:
+@pytest.mark.parametrize("options", ["--ensemble", "--prefix-size 2", "--max-tokens 60"])
+def test_ensembles_prefixes_and_batches_by_tokens(corpus: Corpus, options: str) -> None:
     """fairseq itself drops the last batch if its size is not a multiple of 8."""
-    for options in ("--batch-size 5", "--max-tokens 60"):
-        assert len(hypotheses(generate(corpus, f"--task spec_dec --decoder greedy {options}").stdout)) == 36
-
-
-def test_ensemble(corpus: Corpus) -> None:
-    both = Path(f"{corpus.verifier}:{corpus.verifier}")
-    options = "--batch-size 6 --required-batch-size-multiple 1"
-    own = generate(corpus, f"--task translation --beam 1 {options}", both)
-    ours = generate(corpus, f"--task spec_dec --decoder gad --drafter-path {corpus.drafter} {options}", both)
-    assert hypotheses(own.stdout) == hypotheses(ours.stdout)
-
-
-def test_prefix(corpus: Corpus) -> None:
-    options = "--prefix-size 2 --batch-size 6 --required-batch-size-multiple 1"
-    own = generate(corpus, f"--task translation --beam 1 {options}")
-    ours = generate(corpus, f"--task spec_dec --decoder gad --drafter-path {corpus.drafter} {options}")
-    assert hypotheses(own.stdout) == hypotheses(ours.stdout)
+    verifier = Path(f"{corpus.verifier}:{corpus.verifier}") if options == "--ensemble" else corpus.verifier
+    options = options.removeprefix("--ensemble")
+    own = generate(corpus, f"--task translation --beam 1 {options} --required-batch-size-multiple 1", verifier)
+    ours = generate(corpus, f"--task spec_dec --decoder gad --drafter-path {corpus.drafter} {options}", verifier)
+    assert hypotheses(own.stdout) == hypotheses(ours.stdout) and len(hypotheses(own.stdout)) == 36
 
 
 def test_drafter_alone_and_relaxed(corpus: Corpus) -> None:
@@ -291,190 +272,22 @@ def test_input_guided_decoding_of_a_joined_dictionary(corpus: Corpus, tmp_path: 
 # Bad input
 
 
-def bad_inputs(corpus: Corpus, folder: Path) -> dict[str, tuple[str, list[str]]]:
-    """Return name -> (options of fairseq-generate, text that the error must contain)."""
-    truncated = folder / "truncated.pt"
+def test_bad_input_ends_a_command_with_one_line(corpus: Corpus, programs: Path, tmp_path: Path) -> None:
+    """Without traceback and output; tests/faults/bad_input.txt has all cases. One runs without the command server."""
+    none, truncated = tmp_path / "no.pt", tmp_path / "truncated.pt"
     truncated.write_bytes(corpus.verifier.read_bytes()[:1000])
-    smaller = folder / "smaller"
-    shutil.copytree(corpus.data, smaller)
-    for dictionary in smaller.glob("dict.*.txt"):
-        dictionary.write_text("".join(dictionary.read_text().splitlines(keepends=True)[:9]))
-    ours, path, gad = "--task spec_dec", f"--path {corpus.verifier}", f"--decoder gad --drafter-path {corpus.drafter}"
-    data = str(corpus.data)
-    return {
-        "missing verifier": (
-            f"{data} {ours} --path {folder}/no.pt {gad}",
-            [f"--path {folder}/no.pt: ", "no such file"],
-        ),
-        "truncated verifier": (
-            f"{data} {ours} --path {truncated} {gad}",
-            [f"--path {truncated}: ", "not a fairseq checkpoint", "copy it again"],
-        ),
-        "verifier of other dictionaries": (
-            f"{smaller} {ours} {path} --decoder greedy",
-            [f"--path {corpus.verifier}: ", "embed_tokens", "dictionaries"],
-        ),
-        "missing drafter": (
-            f"{data} {ours} {path} --decoder gad --drafter-path {folder}/no.pt",
-            ["--drafter-path", "no.pt", "no such file"],
-        ),
-        "truncated drafter": (
-            f"{data} {ours} {path} --decoder gad --drafter-path {truncated}",
-            ["--drafter-path", "truncated.pt", "copy it again"],
-        ),
-        "drafter that is none": (
-            f"{data} {ours} {path} --decoder gad --drafter-path {corpus.verifier}",
-            ["--drafter-path", "transformer", "BlockNat"],
-        ),
-        "verifier that is a drafter": (
-            f"{data} {ours} --path {corpus.own_encoder} {gad}",
-            ["--path", "drafter", "--drafter-path"],
-        ),
-        "other dictionary": (
-            f"{corpus.other_data} {ours} {path} {gad}",
-            ["--drafter-path", "dictionary", "fairseq-preprocess"],
-        ),
-        "block beyond the trained": (f"{data} {ours} {path} {gad} --block-size 7", ["--block-size 7", "at most 6"]),
-        "beta below 1": (
-            f"{data} {ours} {path} --decoder gad++ --drafter-path {corpus.drafter} --top-beta 0",
-            ["--top-beta 0", "at least 1"],
-        ),
-        "option of other decoders": (
-            f"{data} {ours} {path} {gad} --top-beta 3",
-            ["--top-beta 3: is for --decoder gad++, blockwise, not gad"],
-        ),
-        "block below 1": (f"{data} {ours} {path} {gad} --block-size 0", ["--block-size 0", "at least 1"]),
-        "copying between dictionaries": (
-            f"{data} {ours} {path} --decoder iad",
-            ["--decoder iad", "dictionaries of source and target differ", "--joined-dictionary"],
-        ),
-        "blockwise without heads": (
-            f"{data} {ours} {path} --decoder blockwise",
-            ["--decoder blockwise", "without heads", "--arch blockwise_transformer"],
-        ),
-        "tau below 0": (
-            f"{data} {ours} {path} --decoder gad++ --drafter-path {corpus.drafter} --tau=-1",
-            ["--tau -1", "0 or more"],
-        ),
-        "preset and beta": (
-            f"{data} {ours} {path} --decoder gad++ --drafter-path {corpus.drafter} --preset high-quality --top-beta 4",
-            ["--preset high-quality", "--top-beta", "either"],
-        ),
-        "no drafter": (f"{data} {ours} {path} --decoder gad", ["--decoder gad", "--drafter-path"]),
-        "several hypotheses": (f"{data} {ours} {path} {gad} --nbest 2", ["--nbest", "--decoder fast-beam"]),
-        "trace of a beam search": (
-            f"{data} {ours} {path} --decoder fast-beam --trace-file {folder}/trace.jsonl",
-            ["--trace-file", "--decoder fast-beam does not draft", "--decoder gad"],
-        ),
-        "file in no folder": (
-            f"{data} {ours} {path} {gad} --stats-file {folder}/none/stats.jsonl",
-            ["--stats-file", "none/stats.jsonl", "writable"],
-        ),
-    }
-
-
-BAD_INPUTS = [
-    "missing verifier",
-    "truncated verifier",
-    "verifier of other dictionaries",
-    "missing drafter",
-    "truncated drafter",
-    "drafter that is none",
-    "verifier that is a drafter",
-    "other dictionary",
-    "block beyond the trained",
-    "beta below 1",
-    "option of other decoders",
-    "block below 1",
-    "tau below 0",
-    "copying between dictionaries",
-    "blockwise without heads",
-    "preset and beta",
-    "no drafter",
-    "trace of a beam search",
-    "several hypotheses",
-    "file in no folder",
-]
-
-
-@pytest.mark.parametrize("name", BAD_INPUTS)
-def test_bad_input_is_explained_in_one_line(
-    corpus: Corpus, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options, named = bad_inputs(corpus, tmp_path)[name]
-    with pytest.raises(Exception) as caught:  # noqa: PT011, B017
-        run_in_process("generate", f"{options} --cpu --quiet")
-    monkeypatch.setattr(sys, "argv", ["fairseq-generate", *shlex.split(options)])
-    error = explain_in_tool(caught.value)
-    assert error is not None, f"no one-line explanation of {caught.value!r}"
-    message = error.spelled(on_command_line)
-    assert "\n" not in message
-    for part in named:
-        assert part in message
-
-
-def test_bad_input_ends_a_command_with_that_line(corpus: Corpus, programs: Path, tmp_path: Path) -> None:
-    """Exit status 1 and no traceback. The first command runs without the command server."""
-    inputs = bad_inputs(corpus, tmp_path)
-    names = "missing verifier", "truncated verifier", "missing drafter", "block beyond the trained", "beta below 1"
-    cases = [inputs[name] for name in names]
-    running = [
-        start_command("generate", f"{options} --cpu", programs=programs if number else None)
-        for number, (options, _) in enumerate(cases)
+    cases = [
+        (f"--path {corpus.verifier} --decoder magic", 2, "error: --decoder magic: no such value; "),
+        (f"--path {none} --decoder greedy", 1, f"error: --path {none}: no such file"),
+        (f"--path {truncated} --decoder greedy", 1, f"error: --path {truncated}: truncated or not a fairseq"),
+        (f"--path {corpus.verifier} --decoder gad --drafter-path {none}", 1, f"error: --drafter-path {none}: no such"),
     ]
-    for process, (_, named) in zip(running, cases, strict=True):
+    common, folders = f"{corpus.data} --task spec_dec --cpu", [None, *[programs] * 3]
+    running = [
+        start_command("generate", f"{common} {options}", programs=folder)
+        for folder, (options, *_) in zip(folders, cases, strict=True)
+    ]
+    for process, (_, status, message) in zip(running, cases, strict=True):
         finished = finish_command(process)
-        assert finished.returncode == 1
-        last = finished.stderr.strip().splitlines()[-1]
-        assert last.startswith("error: ") and all(part in last for part in named)
+        assert finished.returncode == status and finished.stderr.strip().splitlines()[-1].startswith(message)
         assert "Traceback" not in finished.stderr and not hypotheses(finished.stdout)
-
-
-def test_unknown_decoder(corpus: Corpus, programs: Path) -> None:
-    options = f"{corpus.data} --task spec_dec --path {corpus.verifier} --decoder magic --cpu"
-    finished = run_command("generate", options, programs=programs)
-    assert finished.returncode == 2
-    assert "--decoder" in finished.stderr and "magic" in finished.stderr and "gad++" in finished.stderr
-
-
-def test_convolutional_verifier(corpus: Corpus, tmp_path: Path) -> None:
-    convolutions = "--encoder-layers [(32,3)] --decoder-layers [(32,3)] --encoder-embed-dim 32 --decoder-embed-dim 32"
-    run_in_process(
-        "train",
-        f"{corpus.data} --task translation --arch fconv {convolutions} --decoder-out-embed-dim 32 {TRAINING} "
-        f"--criterion cross_entropy --max-update 1 --disable-validation --save-dir {tmp_path}",
-    )
-    with pytest.raises(Exception) as caught:  # noqa: PT011, B017
-        generate(corpus, "--task spec_dec --decoder greedy", tmp_path / "checkpoint_last.pt")
-    message = str(explain_in_tool(caught.value))
-    assert "verifier" in message and "FConvModel (fconv), which is not decoded here" in message
-
-
-def test_interrupt_leaves_no_file_under_its_final_name(
-    corpus: Corpus, programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
-    file: Any = tmp_path / "stats.jsonl"
-    process = start_command(
-        "interactive",
-        f"{corpus.data} --source-lang src --target-lang tgt --path {corpus.verifier} --task spec_dec --decoder greedy "
-        f"--stats-file {file} --cpu",
-        programs=programs,
-    )
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.write((corpus.text / "test.src").read_text().splitlines()[0] + "\n")
-    process.stdin.flush()
-    for line in process.stdout:
-        if line.startswith("H-0"):
-            break
-    assert Path(f"{file}.partial").exists()
-    time.sleep(0.2)
-    # A signal during a finaliser is lost.
-    for _ in range(5):
-        process.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(3)
-            break
-    finished = finish_command(process)
-    assert finished.returncode != 0
-    assert not file.exists()
