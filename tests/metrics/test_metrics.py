@@ -13,7 +13,6 @@ from rouge_score.rouge_scorer import RougeScorer
 
 from fairseq_plugins.metrics import cli, registry
 from fairseq_plugins.metrics.registry import repetition_ratio
-from fairseq_plugins.metrics.sample import split_compounds
 from fairseq_plugins.metrics.sari import corpus_sari, mean_sari, sari_tokens, sentence_sari
 from tests.support import run_in_process
 
@@ -51,27 +50,20 @@ SOURCE = [f"source sentence {number} ." for number in range(5)]
 @pytest.fixture
 def files(tmp_path: Path) -> SimpleNamespace:
     """Write the sentences above to files."""
-    written = {}
-    for name, lines in (
-        ("reference", REFERENCE),
-        ("second", SECOND),
-        ("hypothesis", HYPOTHESIS),
-        ("baseline", BASELINE),
-        ("source", SOURCE),
-    ):
-        path = tmp_path / f"{name}.txt"
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        written[name] = str(path)
+    texts = {"reference": REFERENCE, "second": SECOND, "hypothesis": HYPOTHESIS, "baseline": BASELINE, "source": SOURCE}
+    written = {name: write(tmp_path / f"{name}.txt", lines) for name, lines in texts.items()}
     # fairseq-generate prints sentences in the order of their length.
-    order = [3, 0, 4, 1, 2]
     blocks = [
         f"S-{n}\t{SOURCE[n]}\nT-{n}\t{REFERENCE[n]}\nH-{n}\t-0.5\t@@ {n}\nD-{n}\t-0.5\t{HYPOTHESIS[n]}\nP-{n}\t-0.5"
-        for n in order
+        for n in (3, 0, 4, 1, 2)
     ]
-    generated = tmp_path / "generate.out"
     lines = ["2026-01-01 | INFO | loading", *blocks, "Generate valid: BLEU4 = 1"]
-    generated.write_text("\n".join(lines), encoding="utf-8")
-    return SimpleNamespace(**written, generated=str(generated), folder=tmp_path)
+    return SimpleNamespace(**written, generated=write(tmp_path / "generate.out", lines), folder=tmp_path)
+
+
+def write(path: Path, lines: list[str]) -> str:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return str(path)
 
 
 def _run(*arguments: str) -> None:
@@ -120,32 +112,23 @@ def test_significance_equals_sacrebleu(files: SimpleNamespace, capsys: pytest.Ca
 def test_tokenised_bleu_equals_fairseq_score(
     compounds: bool, files: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--hypotheses", files.hypothesis, "--references", files.reference, "--lang", "de", "--metrics", "bleu"]
-    _run(*arguments, *(["--compound-split"] if compounds else []))
+    """Also of given Moses tokens."""
+    more = ["--lang", "de", "--metrics", "bleu,repetition", *(["--compound-split"] if compounds else [])]
+    _run("--hypotheses", files.hypothesis, "--references", files.reference, *more)
     printed = capsys.readouterr().out
-    tokenizer = sacremoses.MosesTokenizer(lang="de")
+    tokenizer, written = sacremoses.MosesTokenizer(lang="de"), []
     for name, lines in (("sys", HYPOTHESIS), ("ref", REFERENCE)):
         tokens = [tokenizer.tokenize(line, return_str=True) for line in lines]
+        written.append(write(files.folder / f"{name}.tok", tokens))
         tokens = [re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line) for line in tokens] if compounds else tokens
-        (files.folder / name).write_text("\n".join(tokens) + "\n", encoding="utf-8")
+        write(files.folder / name, tokens)
     upstream = run_in_process("score", f"--sys {files.folder}/sys --ref {files.folder}/ref", plugin=False).stdout
     value, precisions = re.search(r"BLEU4 = ([\d.]+), (\S+) ", upstream).groups()
     assert _values(printed)["BLEU, tokenised"] == value
     assert precisions in printed
     assert ("compounds split" in printed) == compounds
-
-
-def test_tokens_given(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
-    """Moses tokens give the values of their raw text."""
-    tokenizer = sacremoses.MosesTokenizer(lang="de")
-    for name, lines in (("sys", HYPOTHESIS), ("ref", REFERENCE)):
-        tokens = [tokenizer.tokenize(line, return_str=True) for line in lines]
-        (files.folder / name).write_text("\n".join(tokens) + "\n", encoding="utf-8")
-    more = ["--lang", "de", "--metrics", "bleu,repetition"]
-    _run("--hypotheses", files.hypothesis, "--references", files.reference, *more)
-    raw = _values(capsys.readouterr().out)
-    _run("--hypotheses", f"{files.folder}/sys", "--references", f"{files.folder}/ref", *more, "--tokenized")
-    assert _values(capsys.readouterr().out) == raw
+    _run("--hypotheses", written[0], "--references", written[1], *more, "--tokenized")
+    assert _values(capsys.readouterr().out) == _values(printed)
 
 
 @pytest.mark.parametrize("stemmer", [False, True])
@@ -156,10 +139,8 @@ def test_rouge_equals_rouge_score(stemmer: bool, files: SimpleNamespace, capsys:
         "r": ["a dog barks<q>the cat sat down", "he runs"],
         "q": ["nothing alike", "he was running home"],
     }
-    for name, lines in english.items():
-        (files.folder / name).write_text("\n".join(lines) + "\n")
-    folder = files.folder
-    arguments = ["--hypotheses", f"{folder}/h", "--references", f"{folder}/r", f"{folder}/q", "--metrics", "rouge"]
+    hypotheses, *references = (write(files.folder / name, lines) for name, lines in english.items())
+    arguments = ["--hypotheses", hypotheses, "--references", *references, "--metrics", "rouge"]
     _run(*arguments, *(["--stemmer"] if stemmer else []))
     values = _values(capsys.readouterr().out)
     scorer = RougeScorer(["rouge1", "rouge2", "rougeL", "rougeLsum"], use_stemmer=stemmer)
@@ -173,31 +154,25 @@ def test_rouge_equals_rouge_score(stemmer: bool, files: SimpleNamespace, capsys:
     assert float(values["ROUGE-Lsum"]) > float(values["ROUGE-L"])
 
 
-# SARI
-
-
 def test_sari_equals_published_values() -> None:
-    """The examples and values of the authors' `SARI.py`."""
+    """The examples and values of the authors' `SARI.py`; a corpus has the mean of its sentences."""
     source = "About 95 species are currently accepted ."
     references = [
         "About 95 species are currently known .",
         "About 95 species are now accepted .",
         "95 species are now accepted .",
     ]
-    for output, value in (
-        ("About 95 you now get in .", 26.82782411698074),
-        ("About 95 species are now agreed .", 58.89995423074248),
-        ("About 95 species are currently agreed .", 50.71608864657479),
-    ):
-        tokens = [sari_tokens(line, tokenize=False) for line in (source, output, *references)]
-        assert sentence_sari(tokens[0], tokens[1], tokens[2:]).score == pytest.approx(value)
-
-
-def test_sari_by_hand_one_reference() -> None:
-    """Everything right, but trigrams keep nothing and there are no 4-grams: add 3/4, keep 2/4, delete 3/4."""
-    value = sentence_sari("a b c".split(), "a b d".split(), ["a b d".split()])
-    assert (value.add, value.keep, value.delete) == (75, 50, 75)
-    assert value.score == pytest.approx(200 / 3)
+    published = {
+        "About 95 you now get in .": 26.82782411698074,
+        "About 95 species are now agreed .": 58.89995423074248,
+        "About 95 species are currently agreed .": 50.71608864657479,
+    }
+    source, *references = (sari_tokens(line, tokenize=False) for line in (source, *references))
+    outputs = [sari_tokens(line, tokenize=False) for line in published]
+    for output, value in zip(outputs, published.values(), strict=True):
+        assert sentence_sari(source, output, references).score == pytest.approx(value)
+    mean = mean_sari([source] * 3, outputs, [[reference] * 3 for reference in references])
+    assert mean.score == pytest.approx(sum(published.values()) / 3)
 
 
 def test_sari_by_hand_two_references() -> None:
@@ -220,15 +195,6 @@ def test_sari_by_hand_two_references() -> None:
     assert value.delete == pytest.approx(100 * 2 * (1 / 4) * (1 / 2) / (1 / 4 + 1 / 2))
 
 
-def test_sari_of_a_corpus() -> None:
-    """The mean over sentences, for one and two references; copying the source scores low."""
-    sources, outputs = [["a", "b"], ["a", "b", "c"]], [["a", "c"], ["a", "b", "d"]]
-    references = [[["a", "c"], ["a", "b", "d"]]]
-    scores = [sentence_sari(sources[i], outputs[i], [references[0][i]]).score for i in range(2)]
-    assert mean_sari(sources, outputs, references).score == pytest.approx(sum(scores) / 2)
-    assert mean_sari(sources, sources, references).add == 0
-
-
 def test_sari_needs_source(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     _run("--hypotheses", files.hypothesis, "--references", files.reference)
     assert "left out: SARI: for rewriting, compares with the source; add --source FILE" in capsys.readouterr().out
@@ -239,9 +205,6 @@ def test_sari_needs_source(files: SimpleNamespace, capsys: pytest.CaptureFixture
     assert values["SARI, EASSE"] == f"{corpus_sari(tokens[0], tokens[1], [tokens[2]]).score:.2f}"
 
 
-# F0.5 of edits
-
-
 def test_edit_f(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Three corrections: one of two edits found, one wrong and one missed, one wrong: P = 1/3, R = 1/3."""
     texts = {
@@ -249,19 +212,15 @@ def test_edit_f(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "output": ["Він є лікар у місті.", "Я читаю книга.", "Все гарно."],
         "target": ["Він — лікар у місті.", "Я читав книга.", "Все добре."],
     }
-    for name, lines in texts.items():
-        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    arguments = ["--hypotheses", f"{tmp_path}/output", "--references", f"{tmp_path}/target"]
-    _run(*arguments, "--source", f"{tmp_path}/source", "--lang", "uk", "--metrics", "f0.5")
+    source, output, target = (write(tmp_path / name, lines) for name, lines in texts.items())
+    arguments = ["--hypotheses", output, "--references", target]
+    _run(*arguments, "--source", source, "--lang", "uk", "--metrics", "f0.5")
     printed = capsys.readouterr().out
     assert _values(printed) == {"edit F0.5": "33.33"}
     assert "precision 33.33, recall 33.33; 1 edits right, 2 wrong, 2 missed" in printed
     assert "Moses tokens, uk; not M2, not ERRANT" in printed
     assert cli.main([*arguments, "--metrics", "f0.5"]) == 2
     assert "edit F0.5: for rewriting, compares with the source" in capsys.readouterr().err
-
-
-# Repetition, compounds, comparison with a baseline
 
 
 def test_repetition_by_hand(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
@@ -276,10 +235,6 @@ def test_repetition_by_hand(files: SimpleNamespace, capsys: pytest.CaptureFixtur
     assert "references 0.00 %" in printed
 
 
-def test_compounds() -> None:
-    assert split_compounds("das U-Bahn-Netz - ja") == "das U ##AT##-##AT## Bahn ##AT##-##AT## Netz - ja"
-
-
 def test_identical(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     common = ["--hypotheses", files.hypothesis, "--references", files.reference, "--metrics", "repetition"]
     _run(*common, "--baseline", files.baseline)
@@ -288,9 +243,6 @@ def test_identical(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -
     assert f"word 7:\n  baseline: {BASELINE[0]}\n  here:     {HYPOTHESIS[0]}" in printed
     _run(*common, "--baseline", files.hypothesis)
     assert capsys.readouterr().out.rstrip().endswith("Identical to the baseline: 5 of 5 sentences")
-
-
-# Generate output
 
 
 def test_generate_output(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
@@ -305,23 +257,16 @@ def test_generate_output(files: SimpleNamespace, capsys: pytest.CaptureFixture[s
 
 
 def test_incomplete_generate_output(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
-    """Sentences that fairseq skipped are left out of the references."""
+    """Sentences that fairseq skipped are left out of the references; subwords are noticed."""
     blocks = Path(files.generated).read_text(encoding="utf-8").splitlines()
-    some = [line for line in blocks if not re.match(r"[A-Z]-[13]\t", line)]
-    (files.folder / "some.out").write_text("\n".join(some), encoding="utf-8")
-    _run("--hypotheses", f"{files.folder}/some.out", "--references", files.reference, "--metrics", "sacrebleu")
+    some = write(files.folder / "some.out", [line for line in blocks if not re.match(r"[A-Z]-[13]\t", line)])
+    _run("--hypotheses", some, "--references", files.reference, "--metrics", "sacrebleu")
     printed, log = capsys.readouterr()
     assert printed.startswith("3 sentences, ")
     assert "2 sentence(s) are missing, the first is 1; " in log and "--required-batch-size-multiple 1" in log
-
-
-def test_subwords_are_reported(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
-    (files.folder / "bpe.txt").write_text("\n".join(["▁Die ▁Kat ze", *HYPOTHESIS[1:]]), encoding="utf-8")
-    _run("--hypotheses", f"{files.folder}/bpe.txt", "--references", files.reference, "--metrics", "sacrebleu")
+    subwords = write(files.folder / "bpe.txt", ["▁Die ▁Kat ze", *HYPOTHESIS[1:]])
+    _run("--hypotheses", subwords, "--references", files.reference, "--metrics", "sacrebleu")
     assert "sentence 0 is in subwords; generate with --remove-bpe" in capsys.readouterr().err
-
-
-# COMET
 
 
 def test_comet(files: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -357,17 +302,13 @@ def test_without_comet(
     assert "left out: COMET: unbabel-comet is not installed; pip install unbabel-comet" in capsys.readouterr().out
 
 
-# Errors
-
-
 def test_errors(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
-    (files.folder / "short.txt").write_text("one line\n")
-    (files.folder / "latin1.txt").write_bytes("Männer\n".encode("latin-1"))
-    (files.folder / "empty.txt").write_bytes(b"")
     lines = Path(files.generated).read_text(encoding="utf-8").splitlines()
-    (files.folder / "broken.out").write_text("\n".join(lines[:8]), encoding="utf-8")
-    targetless = [line for line in lines if not line.startswith("T-")]
-    (files.folder / "targetless.out").write_text("\n".join(targetless), encoding="utf-8")
+    write(files.folder / "short.txt", ["one line"])
+    write(files.folder / "empty.txt", [])
+    write(files.folder / "broken.out", lines[:8])
+    write(files.folder / "targetless.out", [line for line in lines if not line.startswith("T-")])
+    (files.folder / "latin1.txt").write_bytes("Männer\n".encode("latin-1"))
     folder, hypotheses, references = files.folder, ["--hypotheses", files.hypothesis], ["--references", files.reference]
     for arguments, message in (
         ([*hypotheses], "--references: missing, and "),
