@@ -9,7 +9,7 @@ from fairseq.models.transformer import TransformerModel
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from fairseq_plugins.criterions.jacobi_consistency import JacobiConsistency, consistent_rows
+from fairseq_plugins.criterions.jacobi_consistency import JacobiConsistency
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.errors import error_about, refused
 from tests.learned import _batch, _learn
@@ -103,18 +103,6 @@ def test_without_consistency_the_loss_is_label_smoothed_cross_entropy() -> None:
     epsilon = 0.1 / (logits.size(1) - 1)
     torch.testing.assert_close(loss, (1 - 0.1 - epsilon) * nll + epsilon * smooth)
     assert logged["rows"] == 0
-
-
-def test_rows_between_first_state_and_model_differences() -> None:
-    target = torch.tensor([[4, 5, 6, 7, 2], [4, 5, 6, 7, 2], [4, 5, 6, 7, 2], [4, 5, 2, 1, 1]])
-    best = torch.tensor([[4, 5, 6, 7, 2], [4, 5, 6, 9, 2], [9, 5, 6, 7, 2], [4, 5, 2, 1, 1]])
-    state = torch.tensor([[4, 8, 6, 7, 2], [8, 5, 6, 7, 2], [4, 5, 8, 7, 2], [8, 8, 8, 1, 1]])
-    converged = torch.tensor([[1], [0], [2], [0]])
-    rows = consistent_rows(target, best, state, converged, PAD)
-    # Differences in converged tokens do not count.
-    assert rows.int().tolist() == [[0, 0, 1, 1, 1], [0, 1, 1, 1, 0], [0, 0, 0, 1, 1], [0, 1, 1, 0, 0]]
-    assert consistent_rows(target, best, state, converged, PAD, 2).int().sum(1).tolist() == [1, 1, 1, 1]
-    assert not consistent_rows(target, best, target, converged, PAD).any()
 
 
 @pytest.mark.parametrize("init", ["unk", "source"])

@@ -4,13 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fairseq_plugins.criterions import tensorboard
-from fairseq_plugins.decoding.recording.reliability import Reliability
 from tests.conftest import TINY, TRAINING, Corpus
-from tests.support import make_task, run_in_process
+from tests.support import run_in_process
 
 # All tests share one training.
 pytestmark = pytest.mark.xdist_group("tensorboard")
@@ -52,16 +50,12 @@ def trained(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     return folder / "events", train(corpus, folder, "--tensorboard-logdir", str(folder / "events"))
 
 
-def test_glancing_is_logged(trained: tuple[Path, str]) -> None:
+def test_training_and_validation_are_logged(trained: tuple[Path, str]) -> None:
     events = read(trained[0] / "train_inner")
-    ratios = scalars(events, "glancing_ratio")
-    assert len(ratios) == 6
-    assert sorted(ratios.values(), reverse=True) == list(ratios.values())
-    assert 0.3 <= min(ratios.values()) < max(ratios.values()) <= 0.5
+    ratios = list(scalars(events, "glancing_ratio").values())
+    assert len(ratios) == 6 and sorted(ratios, reverse=True) == ratios
+    assert 0.3 <= ratios[-1] < ratios[0] <= 0.5
     assert all(0 <= value <= 100 for value in scalars(events, "glancing_accuracy").values())
-
-
-def test_accuracy_by_position_is_logged(trained: tuple[Path, str]) -> None:
     events = read(trained[0] / "valid")
     names = {name for name in events.Tags()["scalars"] if name.startswith("accuracy_at_")}
     assert names == {"accuracy_at_1", "accuracy_at_2", "accuracy_at_4", "accuracy_at_6"}
@@ -69,6 +63,9 @@ def test_accuracy_by_position_is_logged(trained: tuple[Path, str]) -> None:
         values = scalars(events, name)
         assert list(values) == sorted(scalars(events, "accuracy"))
         assert all(0 <= value <= 100 for value in values.values())
+    values = scalars(events, "tokens_per_iteration")
+    assert len(values) >= 2 and all(1 <= value <= 7 for value in values.values())
+    assert f"tokens_per_iteration {round(list(values.values())[-1], 3):g} " in trained[1]
 
 
 def test_reliability_is_logged(trained: tuple[Path, str]) -> None:
@@ -87,26 +84,6 @@ def test_reliability_is_logged(trained: tuple[Path, str]) -> None:
         assert f"{sum(tokens):,} tokens, expected calibration error {errors[step]:.3f}" in text
         assert all(row[0].split(" to ")[0] <= row[2] for row in rows)
     assert all(picture.width > 500 and picture.encoded_image_string.startswith(b"\x89PNG") for picture in pictures)
-
-
-def test_bins_are_logged_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
-    cfg = make_task().cfg
-    counts = Reliability.of(torch.tensor([0.25, 0.75]), torch.tensor([False, True]))
-    tensorboard.log_reliability(cfg, counts, 3)  # no folder
-    cfg.tensorboard_logdir = str(tmp_path)
-    tensorboard.log_reliability(cfg, None, 3)
-    assert not list(tmp_path.iterdir())
-    tensorboard.log_reliability(cfg, counts, 3)
-    events = read(tmp_path / tensorboard.SAMPLES)
-    assert "2 tokens, expected calibration error 0.250; the figure needs matplotlib" in texts(events, "reliability")[3]
-    assert not events.Tags()["images"]
-
-
-def test_tokens_per_iteration_are_logged(trained: tuple[Path, str]) -> None:
-    values = scalars(read(trained[0] / "valid"), "tokens_per_iteration")
-    assert len(values) >= 2 and all(1 <= value <= 7 for value in values.values())
-    assert f"tokens_per_iteration {round(list(values.values())[-1], 3):g} " in trained[1]
 
 
 def test_one_sample_per_validation(trained: tuple[Path, str]) -> None:
@@ -130,9 +107,6 @@ def test_one_sample_per_validation(trained: tuple[Path, str]) -> None:
         assert gained[: gained.index("&lt;/s&gt;")] == output
 
 
-# ---------------------------------------------------------------------------------------------------- the parts
-
-
 def test_sample_text_by_hand() -> None:
     notes = tensorboard.SampleTrace()
     notes.iterations = [([0, 1, 2], [0, 1, 1, 2], 2), ([3], [2, 3], 0)]
@@ -145,8 +119,3 @@ def test_sample_text_by_hand() -> None:
         r"| 1 | **▁a @@\|** &lt;/s&gt; | ▁a @@\| @@\| &lt;/s&gt; |",
         "| 2 | &lt;unk&gt; | &lt;/s&gt; &lt;unk&gt; |",
     ]
-
-
-def test_no_logs_with_unresolved_settings() -> None:
-    task = make_task()
-    assert tensorboard.logdir(task.cfg) is None
