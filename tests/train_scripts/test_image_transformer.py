@@ -10,7 +10,7 @@ from fairseq.data import Dictionary
 from fairseq_plugins.errors import ConfigurationError
 from tests.errors import error_about
 from tests.support import Options, assert_same_output, decode, fairseq_greedy, make_args, make_sample, make_task
-from train_scripts.super_resolution import ImageTransformer, coordinates, image_transformer
+from train_scripts.super_resolution import ImageTransformer, image_transformer
 from train_scripts.tools.super_resolution import draw_patches, photographs, psnr
 
 
@@ -29,16 +29,6 @@ def build(size: int | None = 16, **options: int) -> tuple:
     image_transformer(args)
     torch.manual_seed(0)
     return task, ImageTransformer.build_model(args, task).eval()
-
-
-def test_coordinates_of_input_and_output_agree() -> None:
-    low, high = coordinates(8, 32), coordinates(32, 32)
-    assert low.shape == (192, 32) and high.shape == (3072, 32)
-    # Output pixels of one channel resemble most the input pixel that covers them.
-    nearest = (high @ low.T).argmax(1)
-    place = torch.arange(3072)
-    row, column, channel = place // 96 // 4, place // 3 % 32 // 4, place % 3
-    assert torch.equal(nearest, 3 * (8 * row + column) + channel)
 
 
 def test_similar_intensities_have_similar_embeddings() -> None:

@@ -7,7 +7,6 @@ import lzma
 import re
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from tests.errors import error_about, refused
 from tests.support import run_in_process
 from tests.test_command_line import hypotheses
 from train_scripts.tools import model_card, models
-from train_scripts.tools.__main__ import TOOLS, main, parser_of
+from train_scripts.tools.__main__ import main
 
 ODD_LINES = ["Ein Satz, größer als 5 km².", "İstanbul  hat\tviele   Leute …", "a\u2028b\x0bc\r"]
 CLEAN_LINES = ["Ein Satz, größer als 5 km².", "İstanbul hat viele Leute …", "a b c"]
@@ -42,9 +41,6 @@ def run(*arguments: object) -> int:
     return main([str(argument) for argument in arguments])
 
 
-# ---------------------------------------------------------------------------------------- text
-
-
 def test_lines_are_cleaned(tmp_path: Path) -> None:
     text = write(tmp_path / "text", ODD_LINES)
     (tmp_path / "text.gz").write_bytes(gzip.compress(text.read_bytes()))
@@ -52,16 +48,6 @@ def test_lines_are_cleaned(tmp_path: Path) -> None:
     for name in ("text", "text.gz", "text.xz"):
         run("clean-lines", tmp_path / name, tmp_path / "clean")
         assert read(tmp_path / "clean") == CLEAN_LINES
-
-
-def test_an_interrupted_tool_says_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The recipe prints the message."""
-
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("train_scripts.tools.text.example_text", interrupted)
-    assert run("example-text") == 130 and capsys.readouterr().err == ""
 
 
 def test_example_text(tmp_path: Path) -> None:
@@ -140,9 +126,6 @@ def test_sets_of_ted_talks(tmp_path: Path) -> None:
     assert read(tmp_path / "out/test.en")[1] == "ein tedx.dev2012"
 
 
-# ---------------------------------------------------------------------------------------- subwords
-
-
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_subwords_give_back_the_text(tmp_path: Path, kind: str) -> None:
     text, model, pieces = write(tmp_path / "text", ODD_LINES * 20), tmp_path / "model", tmp_path / "pieces"
@@ -159,14 +142,6 @@ def test_byte_level_subwords(tmp_path: Path) -> None:
     (tmp_path / "vocab.bpe").write_text("#version: 0.2\na b\n")
     run("apply-gpt2-bpe", tmp_path, write(tmp_path / "text", ["ab  a"]), tmp_path / "numbers")
     assert read(tmp_path / "numbers") == ["9 5 7"]
-
-
-def test_files_come_in_pairs(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="has no file to write to after it"):
-        run("clean-lines", tmp_path / "a", tmp_path / "b", tmp_path / "c")
-
-
-# ---------------------------------------------------------------------------------------- models
 
 
 def test_decoder_layers_are_kept_in_order(tmp_path: Path) -> None:
@@ -229,9 +204,6 @@ def test_options_and_updates_of_what_was_trained(
         models.count_updates(corpus.data, languages=("tgt", "src"), epochs=1, tokens=100)
 
 
-# ---------------------------------------------------------------------------------------- results
-
-
 def test_a_card_has_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder, results = Path("checkpoints/toy.en-de"), Path("results/toy.en-de")
@@ -259,21 +231,10 @@ def test_a_card_has_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert set(model_card.SUBWORD_OPTIONS) == {"unigram", "bpe", "moses", "gpt2"}
 
 
-# ---------------------------------------------------------------------------------------- the command line
-
-
 def tool(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a tool in a new process, as recipes do."""
     command = [sys.executable, "-m", "train_scripts.tools", *arguments]
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
-
-
-@pytest.mark.parametrize("name", TOOLS)
-def test_every_parameter_of_a_tool_is_described(name: str) -> None:
-    module, _, function = TOOLS[name].partition(".")
-    parser = parser_of(name, getattr(import_module(f"train_scripts.tools.{module}"), function))
-    assert parser.description and len(parser._actions) > 1
-    assert [action.dest for action in parser._actions if not action.help] == []
 
 
 @pytest.mark.parametrize(
