@@ -27,13 +27,6 @@ def test_texts_match_the_parsers() -> None:
     assert arguments.FILE.read_text(encoding="utf-8") == written_arguments(), "python -m tests.help_texts"
 
 
-def test_own_options_come_after_example_and_required_ones() -> None:
-    text = (help_texts.FOLDER / "spec-dec-bench.txt").read_text(encoding="utf-8")
-    parts = ["usage:", "Compare", "example:", "required:", "--path VERIFIER.pt  ", "comparison:", "--help-all"]
-    assert sorted(parts, key=text.index) == parts
-    assert "--trace-file" not in text and len(text.splitlines()) < 70
-
-
 def test_usage_names_arguments_without_an_option() -> None:
     commands = json.loads(arguments.FILE.read_text(encoding="utf-8"))
     for name, described in commands.items():

@@ -1,13 +1,9 @@
 """What `import fairseq_plugins` and a translation leave out, and that fairseq has it when it asks for it."""
 
-import gc
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from fairseq_plugins.process.deferred import without_garbage_collection
 from tests.support import REPOSITORY
 
 PROGRAM = """
@@ -58,25 +54,3 @@ def test_translating_converts_no_settings_of_other_models() -> None:
         [sys.executable, "-W", "ignore", "-c", TRANSLATION], cwd=REPOSITORY, capture_output=True, text=True
     )
     assert run.stdout.splitlines() == ["[]", "True 0", "True", "True"], run.stderr
-
-
-@pytest.mark.parametrize("program", ["program.py", "spec-dec-translate"])
-def test_garbage_collector_is_back_after_imports(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    frozen: list[bool] = []
-    monkeypatch.setattr(sys, "argv", [program])
-    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
-    with without_garbage_collection():
-        assert not gc.isenabled()
-    assert gc.isenabled()
-    # A program may have made garbage before it imports the package.
-    assert bool(frozen) == (program == "spec-dec-translate")
-
-
-def test_garbage_collector_that_was_off_stays_off() -> None:
-    gc.disable()
-    try:
-        with without_garbage_collection():
-            pass
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
