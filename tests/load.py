@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 
 import fairseq_plugins
@@ -229,28 +228,6 @@ def speed(server: Server, model: Model, texts: Sequence[str], clients: int, roun
     for name in ("idle", "one after another"):
         p50s, p95s = (loaded / alone for loaded, alone in zip(quantiles["half load"], quantiles[name], strict=True))
         print(f"half load over {name}: p50 {p50s:.2f}, p95 {p95s:.2f}")
-    counts = (1, 2, 4, 8, 16)
-    rates = [saturated(count) / size for count in counts]
-    print(
-        "requests/s of "
-        + ", ".join(f"{count}: {rate:.0f}" for count, rate in zip(counts, rates, strict=True))
-        + " clients"
-    )
-    expected, mean = queueing_seconds(counts, rates, half_load), statistics.median(map(statistics.mean, half))
-    print(f"mean at half load: {1000 * mean:.1f} ms; of a queue with these rates: {1000 * expected:.1f} ms")
-
-
-def queueing_seconds(counts: Sequence[int], rates: Sequence[float], load: float) -> float:
-    """Return the mean seconds of a request in a queue: what chance makes of the rates, whatever the program.
-
-    A birth-death process: requests arrive independently, `load` a second, and with n in the server n are answered at
-    the rate that n clients have, in between and beyond interpolated.
-    """
-    weight, weights = 1.0, [1.0]
-    for number in range(1, 200):
-        weight *= load / float(numpy.interp(number, counts, rates))
-        weights.append(weight)
-    return sum(number * weight for number, weight in enumerate(weights)) / sum(weights) / load
 
 
 def of_requests(seconds: Sequence[float]) -> tuple[float, float]:
