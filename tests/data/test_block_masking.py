@@ -47,6 +47,8 @@ def test_causal_blocks_equal_a_loop(lengths: list[int], size: int, count: int, s
                 assert int(blocks.positions[row, width + column]) == place + 1
                 expected = int(target[row, place]) if place <= length else PAD
                 assert int(blocks.targets[row, column]) == expected
+                if expected != PAD:
+                    assert int(blocks.previous[row, column]) == (int(target[row, place - 1]) if place else EOS)
                 sees = blocks.visible[row, width + column].nonzero().flatten().tolist()
                 assert sees == [*range(prefix + 1), *(width + other for other in columns)]
         for place in range(width):

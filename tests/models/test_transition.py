@@ -74,19 +74,6 @@ def test_survival_is_exact_in_half_precision(rank: int) -> None:
     torch.testing.assert_close(survival, expected, rtol=1e-3, atol=0)
 
 
-@pytest.mark.parametrize("attention", ["full", "prefix-causal", "features"])
-def test_training_uses_the_true_previous_token(attention: str) -> None:
-    target = torch.tensor([[5, 6, 7, 8, 2], [9, 10, 2, 1, 1]])
-    previous = torch.tensor([[2, 5, 6, 7, 8], [2, 9, 10, 1, 1]])
-    count = 1 if attention == "full" else 3
-    blocks = sample_blocks(target, previous, 4, count, attention, 1, 30)
-    before = {5: 2, 6: 5, 7: 6, 8: 7, 9: 2, 10: 9}
-    for row, ending in enumerate((8, 10)):
-        for token, shown in zip(blocks.targets[row].tolist(), blocks.previous[row].tolist(), strict=True):
-            if token != 1:
-                assert shown == (ending if token == 2 else before[token])
-
-
 @pytest.mark.parametrize("state", [0, 5])
 @torch.no_grad()
 def test_training_equals_decoding(state: int) -> None:

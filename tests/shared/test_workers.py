@@ -12,8 +12,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from fairseq_plugins.process.output import PARENT
 from fairseq_plugins.shared import workers
 from fairseq_plugins.shared.cli import run_command
-from fairseq_plugins.shared.workers import Worker, check_trains_together, start_processes
-from tests.errors import error_about
+from fairseq_plugins.shared.workers import start_processes
 from tests.support import REPOSITORY, run_in_process
 
 
@@ -37,18 +36,6 @@ def test_processes_that_would_train_two_models(tmp_path: Path, programs: Path) -
     )
     assert expected in run.stderr
     assert not list(tmp_path.glob("out/*.pt"))
-
-
-def test_processes_that_train_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two nodes with a GPU each are two processes. A single process, and those that fairseq starts, pass the check."""
-    check_trains_together(Worker())
-    check_trains_together(Worker(world_size=1, spawned=True))
-    monkeypatch.setattr(workers.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(workers.distributed, "get_world_size", lambda: 2)
-    check_trains_together(Worker(world_size=2, spawned=True))
-    check_trains_together(Worker())
-    with error_about("--distributed-world-size", "torchrun started 4 processes"):
-        check_trains_together(Worker(world_size=4, spawned=True))
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, ""), (signal.SIGINT, "spec-dec-x: interrupted\n")])

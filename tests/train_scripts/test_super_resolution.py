@@ -1,6 +1,5 @@
 """Super-resolution: patches of photographs, the picture by pixels, bad input, and the recipe on very small images."""
 
-import io
 import re
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from train_scripts.tools.super_resolution import (
     from_line,
     join,
     psnr,
-    side_by_side,
     write_patches,
 )
 
@@ -135,14 +133,6 @@ def test_images_stand_side_by_side(tmp_path: Path) -> None:
         top = 256 // 6 + row * 260
         patches = pixels[[top + 64, top + 192]][:, [260 + 64, 260 + 192], 0]
         assert patches.tolist() == [[10 * first, 10 * first + 10], [10 * first + 20, 10 * first + 30]]
-
-
-def test_one_pixel_is_one_square() -> None:
-    checkers = (np.indices((8, 8)).sum(0) % 2 * 255).astype(np.uint8)
-    png = side_by_side({"input": [np.repeat(checkers[..., None], 3, axis=2)]})
-    with Image.open(io.BytesIO(png)) as image:
-        shown = np.asarray(image)[16:]
-    np.testing.assert_array_equal(shown[..., 0], checkers.repeat(12, axis=0).repeat(12, axis=1))
 
 
 @pytest.mark.parametrize(
