@@ -20,8 +20,6 @@ from tests.conftest import Corpus
 
 pytestmark = pytest.mark.xdist_group("distillation")
 
-SHARDS = 1
-
 
 def killed(stage: int, hooks: list[tuple[Any, str]], run: Callable[[], object]) -> bool:
     """Run a function in a fork that is killed before, or halfway through, a call of one of the hooked functions.
@@ -78,7 +76,7 @@ def every_stage(hooks: list[tuple[Any, str]], run: Callable[[], object], begin: 
 
 def decode(corpus: Corpus, output: Path) -> int:
     command = f"decode {corpus.data} --path {corpus.verifier} --output {output} --cpu --decoder greedy"
-    return cli.main([*command.split(), "--gen-subset", "valid", "--num-shards", str(SHARDS), "--batch-size", "6"])
+    return cli.main([*command.split(), "--gen-subset", "valid", "--batch-size", "15"])
 
 
 def merged(corpus: Corpus, folder: Path, destination: Path) -> int:
@@ -92,10 +90,9 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(files)}
 
 
-def shards_in(folder: Path) -> list[list[TeacherSentence]]:
-    """Return the sentences of all finished shards, by number."""
-    shards = [read_shard(shard_path(folder, "valid", shard, SHARDS))[1] for shard in range(SHARDS)]
-    return [sorted(sentences, key=lambda sentence: sentence.number) for sentences in shards]
+def sentences_in(folder: Path) -> list[TeacherSentence]:
+    """Return the sentences of the finished shard, by number."""
+    return sorted(read_shard(shard_path(folder, "valid", 0, 1))[1], key=lambda sentence: sentence.number)
 
 
 @pytest.fixture(scope="module")
@@ -113,11 +110,11 @@ def test_decoding(corpus: Corpus, whole: Path, tmp_path: Path) -> None:
     for _ in every_stage(hooks, lambda: decode(corpus, folder), lambda: shutil.rmtree(folder, ignore_errors=True)):
         assert decode(corpus, folder) == 0
         # The same translations, each once; an interruption only changes their order.
-        assert shards_in(folder) == shards_in(whole)
+        assert sentences_in(folder) == sentences_in(whole)
         assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in whole.iterdir())
         stages += 1
     # Calls: header, overlong sentences, batches, footer, fsync, rename.
-    assert stages >= SHARDS * 8
+    assert stages >= 6
 
 
 def test_merging(corpus: Corpus, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,9 +142,6 @@ def test_merging(corpus: Corpus, whole: Path, tmp_path: Path, capsys: pytest.Cap
         assert {path.name.partition(".partial.")[0] for path in tmp_path.iterdir()} == {"expected", "merged"}
         stages += 1
     assert stages >= 10 and contents(whole) == before
-
-
-# ------------------------------------------------------------------------------------------------- torn files
 
 
 def test_shards_torn_at_any_byte(tmp_path: Path) -> None:
