@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -236,40 +235,6 @@ def test_blockwise_from_a_stock_checkpoint(corpus: Corpus, greedy: dict[int, str
     assert hypotheses(blockwise.stdout) == greedy
     stock = generate(corpus, "--task spec_dec --beam 1 --batch-size 7", model)
     assert hypotheses(stock.stdout) == greedy
-
-
-def test_input_guided_decoding_of_a_joined_dictionary(corpus: Corpus, tmp_path: Path) -> None:
-    """In a rewriting task `iad` and a first guess from the source can copy: here the target is the source."""
-    for split in ("train", "valid", "test"):
-        for side in ("src", "tgt"):
-            shutil.copy(corpus.text / f"{split}.src", tmp_path / f"{split}.{side}")
-    data = tmp_path / "data"
-    run_in_process(
-        "preprocess",
-        f"--source-lang src --target-lang tgt --joined-dictionary --destdir {data} --workers 1 "
-        f"--trainpref {tmp_path}/train --validpref {tmp_path}/valid --testpref {tmp_path}/test",
-    )
-    run_in_process(
-        "train",
-        f"{data} --task translation --arch transformer {TINY} {TRAINING} --criterion cross_entropy "
-        f"--max-update 60 --disable-validation --save-dir {tmp_path}",
-    )
-    options = f"{data} --path {tmp_path}/checkpoint_last.pt --cpu --batch-size 7 --max-len-b 25"
-    stock = run_in_process("generate", f"{options} --task translation --beam 1 --required-batch-size-multiple 1")
-    expected = hypotheses(stock.stdout)
-    assert len(expected) == 36
-    iterations = {}
-    for decoder in ("greedy", "iad --fixed-width", "jacobi --jacobi-init source"):
-        ours = run_in_process("generate", f"{options} --task spec_dec --decoder {decoder}")
-        assert hypotheses(ours.stdout) == expected
-        iterations[decoder] = int(re.findall(r"(\d+) iterations", ours.stderr)[-1])
-    assert iterations["iad --fixed-width"] < iterations["greedy"]
-    lines = "".join((tmp_path / "test.src").read_text().splitlines(keepends=True)[:4])
-    asked = run_in_process("interactive", f"{options} --task spec_dec --decoder iad --buffer-size 7", input=lines)
-    assert hypotheses(asked.stdout) == {number: expected[number] for number in range(4)}
-
-
-# Bad input
 
 
 def test_bad_input_ends_a_command_with_one_line(corpus: Corpus, programs: Path, tmp_path: Path) -> None:
