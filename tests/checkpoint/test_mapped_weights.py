@@ -47,7 +47,7 @@ def mapped_linear(tmp_path: Path, size: int = 512) -> nn.Linear:
     return layer
 
 
-@pytest.mark.parametrize("decoder", ["greedy", "gad", "beam"])
+@pytest.mark.parametrize("decoder", ["greedy", "beam"])
 def test_parameters_are_those_of_fairseqs_loader(decoder: str) -> None:
     _, model = loaded(decoder=decoder)
     (stock,), _, _ = checkpoint_utils.load_model_ensemble_and_task(
@@ -96,23 +96,12 @@ def test_changes_of_mapped_weights_are_noticed(tmp_path: Path) -> None:
     layer = mapped_linear(tmp_path)
     snapshot = WeightSnapshot([layer])
     assert snapshot.is_current()
-    with torch.no_grad():
-        layer.weight[3, 4] += 1
+    layer(torch.ones(2, 512)).sum().backward()
+    torch.optim.SGD(layer.parameters(), lr=0.001).step()
     assert not snapshot.is_current()
     snapshot = WeightSnapshot([layer])
     layer.weight.data = layer.weight.detach().clone()
     assert not is_taken(layer.weight) and not snapshot.is_current()
-
-
-def test_mapped_weights_can_be_trained(tmp_path: Path) -> None:
-    layer, x = mapped_linear(tmp_path, 16), torch.ones(2, 16)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.001)
-    before = float(layer(x).pow(2).sum())
-    for _ in range(5):
-        optimizer.zero_grad()
-        layer(x).pow(2).sum().backward()
-        optimizer.step()
-    assert float(layer(x).pow(2).sum()) < before
 
 
 def test_no_random_numbers_are_drawn_inside_only() -> None:

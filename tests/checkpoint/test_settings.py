@@ -1,13 +1,11 @@
 """Nothing in a checkpoint's settings is executed, whichever command loads it."""
 
 import shutil
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -16,13 +14,11 @@ from omegaconf import OmegaConf
 
 import fairseq_plugins
 from fairseq_plugins.benchmarks import ctranslate
-from fairseq_plugins.checkpoint.loading import load_model
 from fairseq_plugins.checkpoint.settings import check_settings
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.parsing import refuse_unsafe_model_of_validation
 from tests.conftest import TINY, Corpus
 from tests.errors import error_about
-from tests.support import make_args, make_task, run_in_process
+from tests.support import make_args, run_in_process
 from train_scripts.tools.models import model_options
 
 ALLOWED = ["transformer", "transformer_align", "multilingual_transformer", "bart", "s2t_transformer"]
@@ -129,31 +125,16 @@ def _load(corpus: Corpus, crafted: Path, folder: Path) -> Any:
     return fairseq_plugins.load(folder, source_lang="src", target_lang="tgt", device="cpu")
 
 
-def _generate(corpus: Corpus, crafted: Path, folder: Path) -> Any:
-    return run_in_process("generate", f"{corpus.data} --task spec_dec --path {crafted} --decoder greedy --cpu")
+def _generate(corpus: Corpus, crafted: Path, folder: Path, more: str = "--decoder greedy") -> Any:
+    return run_in_process("generate", f"{corpus.data} --task spec_dec --path {crafted} --cpu {more}")
 
 
 def _generate_beam(corpus: Corpus, crafted: Path, folder: Path) -> Any:
-    return run_in_process("generate", f"{corpus.data} --task spec_dec --path {crafted} --decoder beam --cpu")
-
-
-def _interactive(corpus: Corpus, crafted: Path, folder: Path) -> Any:
-    return run_in_process("interactive", f"{corpus.data} --task spec_dec --path {crafted} --cpu", input="ba\n")
+    return _generate(corpus, crafted, folder, "--decoder beam")
 
 
 def _drafter(corpus: Corpus, crafted: Path, folder: Path) -> Any:
-    models = f"--path {corpus.verifier} --drafter-path {crafted} --decoder gad"
-    return run_in_process("generate", f"{corpus.data} --task spec_dec {models} --cpu")
-
-
-def _language_model(corpus: Corpus, crafted: Path, folder: Path) -> Any:
-    models = f"--path {corpus.verifier} --lm-path {crafted} --decoder fast-beam"
-    return run_in_process("generate", f"{corpus.data} --task spec_dec {models} --cpu")
-
-
-def _validate(corpus: Corpus, crafted: Path, folder: Path) -> Any:
-    with mock.patch.object(sys, "argv", f"fairseq-validate {corpus.data} --task spec_dec --path {crafted}".split()):
-        refuse_unsafe_model_of_validation()  # at import
+    return _generate(corpus, corpus.verifier, folder, f"--drafter-path {crafted} --decoder gad")
 
 
 def _train(corpus: Corpus, folder: Path, options: str) -> Any:
@@ -176,10 +157,6 @@ def _base(corpus: Corpus, crafted: Path, folder: Path) -> Any:
     return _train(corpus, folder, f"--arch blockwise_transformer --criterion blockwise_loss --base-path {crafted}")
 
 
-def _heads(corpus: Corpus, crafted: Path, folder: Path) -> Any:
-    return load_model(str(crafted), make_task(29), "--blockwise-path")
-
-
 def _ctranslate2(corpus: Corpus, crafted: Path, folder: Path) -> Any:
     pytest.importorskip("ctranslate2")
     return ctranslate.convert(str(crafted), Namespace(data=corpus.data, source_lang="src", target_lang="tgt"), folder)
@@ -189,12 +166,22 @@ def _recipe(corpus: Corpus, crafted: Path, folder: Path) -> Any:
     return model_options(crafted)
 
 
-WAYS = [_load, _generate, _generate_beam, _interactive, _drafter, _language_model, _validate, _verifier_of_training,
-        _initial_encoder, _base, _heads, _ctranslate2, _recipe]  # fmt: skip
+WAYS = [
+    _load,
+    _generate,
+    _generate_beam,
+    _drafter,
+    _verifier_of_training,
+    _initial_encoder,
+    _base,
+    _ctranslate2,
+    _recipe,
+]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("arch", ["transformer", "fconv"])
+@pytest.mark.parametrize(
+    ("arch", "way"), [*(("transformer", way) for way in WAYS), ("fconv", _load), ("fconv", _verifier_of_training)]
+)
 def test_no_command_runs_a_checkpoint(arch: str, way: Callable[..., Any], corpus: Corpus, tmp_path: Path) -> None:
     planted = {"arch": arch, "_name": arch, "adaptive_softmax_cutoff": command(tmp_path)}
     if arch == "fconv":
@@ -203,16 +190,6 @@ def test_no_command_runs_a_checkpoint(arch: str, way: Callable[..., Any], corpus
     with pytest.raises(ConfigurationError, match=r"could be code|is not decoded here"):
         way(corpus, crafted, tmp_path)
     assert not (tmp_path / "planted").exists()
-
-
-@pytest.mark.parametrize(
-    "task", [{"_name": "hubert_pretraining"}, {"_name": "translation", "left_pad_source": "f()"}, {}]
-)
-def test_a_task_that_fairseq_builds_by_itself(task: dict[str, Any], corpus: Corpus, tmp_path: Path) -> None:
-    state = torch.load(corpus.verifier)
-    torch.save({**state, "cfg": {**state["cfg"], "task": task}}, tmp_path / "crafted.pt")
-    with pytest.raises(ConfigurationError, match=r"could be code|was trained with another task"):
-        _validate(corpus, tmp_path / "crafted.pt", tmp_path)
 
 
 def test_removed_settings_do_not_hinder(corpus: Corpus, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from sentencepiece import SentencePieceProcessor
 
 from fairseq_plugins.checkpoint.tool_errors import explain_in_tool
 from fairseq_plugins.errors import on_command_line
-from tests.support import REPOSITORY, make_task
+from tests.support import make_task
 
 
 def explained(action: Callable[..., Any], *arguments: object) -> str | None:
@@ -23,42 +23,31 @@ def explained(action: Callable[..., Any], *arguments: object) -> str | None:
     return None if error is None else error.spelled(on_command_line)
 
 
-@pytest.fixture
-def half(tmp_path: Path) -> Path:
-    """A checkpoint of which the rest is missing."""
-    path = tmp_path / "half.pt"
-    path.write_bytes(b"PK\x03\x04 and no more")
-    return path
-
-
-@pytest.mark.parametrize("option", ["--path", "--restore-file", "--finetune-from-model"])
-def test_checkpoint_that_cannot_be_read(half: Path, monkeypatch: pytest.MonkeyPatch, option: str) -> None:
-    tool = "generate" if option == "--path" else "train"
-    arguments = ["data", option, str(half), *(["--arch", "transformer"] if tool == "train" else [])]
-    monkeypatch.setattr("sys.argv", [f"fairseq-{tool}", *arguments])
+@pytest.mark.parametrize(
+    ("command", "start"),
+    [
+        ("generate data --path {half}", "--path {half}: truncated"),
+        ("train data --arch transformer --restore-file {half}", "--restore-file {half}: truncated"),
+        ("train data --arch transformer --finetune-from-model {half}", "--finetune-from-model {half}: truncated"),
+        ("train data --arch transformer --save-dir {folder}", "{half}: truncated"),
+        ("generate data --path {half}:none.pt", "--path {half}: truncated"),
+        ("generate data --path checkpoints/cldr.en-de/verifier.pt", None),  # the file was not given
+    ],
+)
+def test_checkpoint_that_cannot_be_read(
+    command: str, start: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = tmp_path / "checkpoint_last.pt"
+    half.write_bytes(b"PK\x03\x04 and no more")
+    monkeypatch.setattr("sys.argv", f"fairseq-{command}".format(half=half, folder=tmp_path).split())
     message = explained(checkpoint_utils.load_checkpoint_to_cpu, str(half))
-    assert message is not None and message.startswith(f"{option} {half}: truncated")
+    assert message is None if start is None else (message or "").startswith(start.format(half=half))
 
 
-def test_last_checkpoint_of_a_training(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    last = half.rename(half.with_name("checkpoint_last.pt"))
-    monkeypatch.setattr("sys.argv", ["fairseq-train", "data", "--arch", "transformer", "--save-dir", str(last.parent)])
-    message = explained(checkpoint_utils.load_checkpoint_to_cpu, str(last))
-    assert message is not None and message.startswith(f"{last}: truncated")
-
-
-def test_one_of_several_checkpoints(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = half.with_name("none.pt")
-    monkeypatch.setattr("sys.argv", ["fairseq-generate", "data", "--path", f"{half}:{other}"])
-    assert (explained(checkpoint_utils.load_model_ensemble, [str(half)], None, make_task()) or "").startswith(
-        f"--path {half}: truncated"
-    )
-    whole = str(REPOSITORY / "checkpoints/cldr.en-de/verifier.pt")
-    monkeypatch.setattr("sys.argv", ["fairseq-generate", "data", "--path", whole])
-    assert explained(checkpoint_utils.load_checkpoint_to_cpu, str(half)) is None  # of a file that was not given
-    monkeypatch.setattr("sys.argv", ["fairseq-generate", "data", "--path", str(other)])
-    message = explained(checkpoint_utils.load_model_ensemble, [str(other)], None, make_task())
-    assert message is not None and message.startswith(f"--path {other}: no such file; give the checkpoint")
+def test_missing_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["fairseq-generate", "data", "--path", "none.pt"])
+    message = explained(checkpoint_utils.load_model_ensemble, ["none.pt"], None, make_task())
+    assert message is not None and message.startswith("--path none.pt: no such file; give the checkpoint")
 
 
 def test_dictionaries_and_subwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+import fairseq_plugins
+
 
 class Transformers(dict[str, Any]):
     """The classes of transformers by name, imported when they are asked for: that takes seconds."""
@@ -24,6 +26,11 @@ class Transformers(dict[str, Any]):
 CLASSES = TOKENIZERS = Transformers()
 
 SIZE = 60
+SIZES = {
+    f"{side}_{size}": value
+    for side in ("encoder", "decoder")
+    for size, value in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 48))
+}
 MARIAN = {"pad_token_id": SIZE - 1, "eos_token_id": 0, "decoder_start_token_id": SIZE - 1, "bos_token_id": None}
 # Name -> class, settings.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -63,14 +70,9 @@ def first_tokens(name: str) -> tuple[int | None, int | None]:
 def save_model(name: str, folder: Path, **changed: Any) -> Any:
     """Save a random model and its vocabulary; return it as it is read again, in eval mode."""
     kind, settings = MODELS[name]
-    sizes = {
-        f"{side}_{size}": value
-        for side in ("encoder", "decoder")
-        for size, value in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 48))
-    }
     model_class = CLASSES[kind]
     config = model_class.config_class(
-        vocab_size=SIZE, d_model=32, max_position_embeddings=64, **{**sizes, **settings, **changed}
+        vocab_size=SIZE, d_model=32, max_position_embeddings=64, **{**SIZES, **settings, **changed}
     )
     torch.manual_seed(3)
     model = model_class(config)
@@ -90,27 +92,39 @@ def sources() -> list[list[int]]:
 
 
 @torch.no_grad()
-def generated(model: Any, name: str, sentences: list[list[int]], longest: int) -> list[list[int]]:
-    """Return the ids of words that Hugging Face's greedy search gives."""
-    eos = model.config.eos_token_id
+def generated(model: Any, name: str, **options: Any) -> list[list[int]]:
+    """Return the ids of words that Hugging Face's greedy search gives for `sources()`."""
+    eos, pad = model.config.eos_token_id, model.config.pad_token_id
     first, forced = first_tokens(name)
-    sentences = sentences if first is None else [[first, *ids] for ids in sentences]
-    rows = pad_sequence([torch.tensor([*ids, eos]) for ids in sentences], True, model.config.pad_token_id)
-    mask = torch.tensor([[position <= len(ids) for position in range(rows.size(1))] for ids in sentences]).long()
+    rows = pad_sequence(
+        [torch.tensor([*([] if first is None else [first]), *ids, eos]) for ids in sources()], True, pad
+    )
+    if forced is not None:
+        options["forced_bos_token_id"] = forced
     outputs = model.generate(
         rows,
-        attention_mask=mask,
+        attention_mask=(rows != pad).long(),
         num_beams=1,
         do_sample=False,
-        max_new_tokens=longest,
-        forced_bos_token_id=forced,
-        forced_eos_token_id=None,
         # fairseq never generates the padding.
-        bad_words_ids=[[model.config.pad_token_id]],
+        bad_words_ids=[[pad], *(model.generation_config.bad_words_ids or [])],
+        **options,
     )
     ended = [ids[: ids.index(eos)] if eos in ids else ids for ids in outputs[:, 1:].tolist()]
     # fairseq takes the forced token for no text wherever it stands.
     return [[number for number in ids if number != forced] for ids in ended]
+
+
+def converted(name: str, folder: Path, decoder: str = "greedy", **options: Any) -> list[list[int]]:
+    """Return the outputs of a converted model for `sources()` as Hugging Face's ids."""
+    model, token = (
+        fairseq_plugins.load(folder, decoder=decoder, device="cpu", **languages(name), **options),
+        names(name),
+    )
+    numbers = {text: number for number, text in token.items()}
+    search = {"beam": 1} if decoder == "beam" else {}
+    outputs = model.translate_batch([[token[number] for number in one] for one in sources()], batch_size=16, **search)
+    return [[numbers[text] for text in one.tokens] for one in outputs]
 
 
 def names(name: str) -> dict[int, str]:

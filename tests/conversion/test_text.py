@@ -15,7 +15,7 @@ import torch
 import fairseq_plugins
 from fairseq_plugins.conversion.vocabulary import byte_level_bpe, text_files
 from fairseq_plugins.errors import ConfigurationError
-from tests.conversion.support import CLASSES, TOKENIZERS, liven
+from tests.conversion.support import CLASSES, SIZES, TOKENIZERS, liven
 from tests.support import REPOSITORY
 
 SENTENCES = int(os.environ.get("SPEC_DEC_SENTENCES", "12"))
@@ -95,11 +95,6 @@ def forced_token(name: str, tokenizer: Any) -> int | None:
 def save_model(name: str, folder: Path, tokenizer: Any) -> Any:
     """Save a random model for a tokenizer; return it."""
     kind = CLASSES[MODELS[name][0]]
-    sizes = {
-        f"{side}_{size}": value
-        for side in ("encoder", "decoder")
-        for size, value in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 48))
-    }
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     size = 1 + max(len(tokenizer), *getattr(tokenizer, "id_to_lang_token", {0: ""}))
     config = kind.config_class(
@@ -110,7 +105,7 @@ def save_model(name: str, folder: Path, tokenizer: Any) -> Any:
         pad_token_id=pad,
         eos_token_id=eos,
         bos_token_id=0,
-        **sizes,
+        **SIZES,
     )
     torch.manual_seed(3)
     model = kind(config)
@@ -189,23 +184,16 @@ def test_subwords_of_tokenizer_json_are_those_of_the_tokenizer(saved: tuple[Any,
             assert tokenizer.convert_tokens_to_ids(pieces) == tokenizer(line, add_special_tokens=False).input_ids
 
 
+REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "b"}
+METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first"}
 CHANGES: dict[str, tuple[str, Any]] = {
     "its text is changed by Lowercase": ("normalizer", {"type": "Lowercase"}),
-    "its text is changed by Replace": (
-        "normalizer",
-        {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "b"}]},
-    ),
-    "its precompiled_charsmap is not base64": (
-        "normalizer",
-        {"type": "Precompiled", "precompiled_charsmap": "*"},
-    ),
+    "its text is changed by Replace": ("normalizer", {"type": "Sequence", "normalizers": [REPLACE]}),
+    "its precompiled_charsmap is not base64": ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "*"}),
     "its words are cut by WhitespaceSplit": ("pre_tokenizer", {"type": "WhitespaceSplit"}),
-    "its words are cut by Metaspace": (
-        "pre_tokenizer",
-        {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first"},
-    ),
+    "its words are cut by Metaspace": ("pre_tokenizer", METASPACE),
     "its words are cut by None": ("pre_tokenizer", None),
-    "its subwords have byte_fallback": ("model.byte_fallback", True),
+    "its subwords have byte_fallback": ("model", {"byte_fallback": True}),
 }
 
 
@@ -224,13 +212,11 @@ def test_tokenizers_that_sentencepiece_cannot_imitate(
     name, value = CHANGES[reason]
 
     def change(tokenizer: dict[str, Any]) -> None:
-        *outer, last = name.split(".")
-        (tokenizer[outer[0]] if outer else tokenizer)[last] = value
+        tokenizer[name] = {**tokenizer[name], **value} if name == "model" else value
 
-    folder = changed(saved[2], tmp_path / "changed", change)
     message = rf"changed: has no sentencepiece.bpe.model, and its tokenizer.json cannot become one \({reason}\); copy "
     with pytest.raises(ConfigurationError, match=message):
-        text_files(folder, None)
+        text_files(changed(saved[2], tmp_path / "changed", change), None)
 
 
 @pytest.mark.parametrize("saved", ["nllb"], indirect=True)
