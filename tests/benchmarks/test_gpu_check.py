@@ -3,11 +3,8 @@
 import math
 import os
 import shutil
-import subprocess
-import sys
 import time
 from contextlib import nullcontext
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -173,14 +170,6 @@ def test_captured_loop_may_go_once_the_engine_passes() -> None:
     outcomes[1].state = NOT_RUN
     assert report.what_may_go(outcomes).endswith("Not passed by Triton's engine: ids and bits (not run).")
     assert report.what_may_go(outcomes[-1:]).endswith("all.")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: 1 GB; PyTorch for CUDA brings it")
-def test_checks_of_the_engine_interpreted() -> None:
-    """All code of these checks but the processes, on small models; whether Triton interprets is decided at import."""
-    command = [sys.executable, "-m", "tests.benchmarks.engine_checks"]
-    subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, check=True)
 
 
 @pytest.mark.parametrize("checks, status", [((("fine", fine),), 0), ((("fine", fine), ("breaks", breaks)), 1)])

@@ -1,12 +1,8 @@
-"""Checks of beam search of the GPU engine in Triton's interpreter, against fairseq and the compiled kernels.
-
-`TRITON_INTERPRET=1 python -m tests.decoding.gpu.beam_checks [NAME...]` runs them.
-"""
+"""Checks of beam search of the GPU engine in Triton's interpreter, against fairseq and the compiled kernels."""
 
 import copy
 import math
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,7 +21,6 @@ from fairseq_plugins.decoding.gpu.model import GpuWeights
 from fairseq_plugins.decoding.native.backend import NativeBackend
 from fairseq_plugins.decoding.suppression import SuppressedTokens
 from fairseq_plugins.errors import ConfigurationError
-from tests.decoding.gpu.interpreter import run_checks
 from tests.strategies import UNSHRUNK, example_count
 from tests.support import Options, fairseq_beam, make_sample, make_task, make_transformer
 
@@ -198,12 +193,7 @@ def check_half_precision() -> None:
     same_hypotheses(alone, together[1:], 1e-3)
 
 
-CHECKS: dict[str, Callable[[], None]] = {
-    name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")
-}
-
-if __name__ == "__main__":
-    # Short outputs take several tiles and parts.
+def prepare() -> None:
+    """Short outputs take several tiles and parts."""
     beam_search._COLUMNS, runner._SLOTS_OF_BEAMS = 4, 16
     runner.PART_OF_BEAMS = batch.PART_OF_BEAMS = 16
-    run_checks(CHECKS)

@@ -1,11 +1,7 @@
-"""Checks of continuous batches of the GPU engine in Triton's interpreter: sentences have the outputs of alone.
-
-`TRITON_INTERPRET=1 python -m tests.decoding.gpu.continuous_checks [NAME...]` runs them.
-"""
+"""Checks of continuous batches of the GPU engine in Triton's interpreter: sentences have the outputs of alone."""
 
 import random
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +19,6 @@ from fairseq_plugins.decoding.native.backend import NativeBackend
 from fairseq_plugins.decoding.reference.sampling import Sampling
 from fairseq_plugins.decoding.running_batch import RunningBatch
 from tests.decoding.gpu.drafter_checks import DRAFTS, EOS, GAD, PAD, SMALL, TASK, UNK, accepting
-from tests.decoding.gpu.interpreter import run_checks
 from tests.support import Options, make_drafter, make_transformer
 
 MAX_SOURCE, MAX_LEN = 9, 8
@@ -94,12 +89,12 @@ def same_as_alone(how: Options, model: nn.Module, drafter: nn.Module | None = No
         assert not steps or [token for step in steps for token in step.tokens] == ours.tokens.tolist()
 
 
-def greedy() -> None:
+def check_greedy() -> None:
     """Limits, prefixes and penalties of each sentence."""
     same_as_alone(Options("greedy"), make_transformer(TASK, 1, **SMALL))
 
 
-def drafts() -> None:
+def check_drafts() -> None:
     """Drafts that users give, and those of a trained drafter."""
     model = make_transformer(TASK, 1, **SMALL)
     same_as_alone(accepting(2, Options("reuse", 4)), model, count=4)
@@ -107,7 +102,7 @@ def drafts() -> None:
     same_as_alone(Options("gad", fixed_width=True, **GAD), model, drafter, count=4)
 
 
-def cancelling() -> None:
+def check_cancelling() -> None:
     """Cancelled sentences have no events, and leave room; a closed batch takes none."""
     batch = opened(batch_of(Options("greedy"), GpuBackend, make_transformer(TASK, 1, **SMALL)))
     endless = replace(LIMITS, min_len=MAX_LEN)
@@ -128,7 +123,7 @@ def cancelling() -> None:
         batch.admit(10, sentence([5]), endless)
 
 
-def sampling() -> None:
+def check_sampling() -> None:
     """Sentences that draw tokens, beside others that do not."""
     model, keys = make_transformer(TASK, 1, **SMALL), torch.tensor([[0, 0, 7, 0], [1, 0, 7, 0]])
     how = Options("greedy")
@@ -147,7 +142,7 @@ def sampling() -> None:
     assert outputs[0] != outputs[1]
 
 
-def errors() -> None:
+def check_errors() -> None:
     """An error of one sentence harms no other; sentences that do not fit are refused."""
     model = make_transformer(TASK, 1, **SMALL)
     model.encoder.embed_tokens.weight.data[13] = torch.nan
@@ -171,10 +166,6 @@ def errors() -> None:
         opened(batch_of(Options("fast-beam"), GpuBackend, model))
 
 
-CHECKS: dict[str, Callable[[], None]] = {
-    check.__name__: check for check in (greedy, drafts, sampling, cancelling, errors)
-}
-
-if __name__ == "__main__":
+def prepare() -> None:
+    """Launch iterations before the end is known."""
     host_loop.AHEAD = 2
-    run_checks(CHECKS)

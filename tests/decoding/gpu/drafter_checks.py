@@ -1,11 +1,7 @@
-"""Checks of drafters and acceptance rules of the GPU engine in Triton's interpreter, against the compiled kernels.
-
-`TRITON_INTERPRET=1 python -m tests.decoding.gpu.drafter_checks [NAME...]` runs them.
-"""
+"""Checks of drafters and acceptance rules of the GPU engine in Triton's interpreter, against the compiled kernels."""
 
 import itertools
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +12,6 @@ from torch import Tensor, nn
 
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.gpu import drafter as gpu_drafter
-from fairseq_plugins.decoding.gpu import host_loop
 from fairseq_plugins.decoding.gpu.backend import GpuBackend
 from fairseq_plugins.decoding.gpu.batch import Batch, Sizes
 from fairseq_plugins.decoding.gpu.drafters import copying
@@ -27,7 +22,7 @@ from fairseq_plugins.decoding.gpu.search import GreedySearch
 from fairseq_plugins.decoding.native.backend import NativeBackend
 from fairseq_plugins.decoding.reference.drafters import copying as reference
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
-from tests.decoding.gpu.interpreter import run_checks
+from tests.decoding.gpu.watch import Watch
 from tests.support import Options, liven, make_args, make_drafter, make_sample, make_state, make_task, make_transformer
 
 TASK = make_task(14)
@@ -118,7 +113,7 @@ def _texts(lookup: Lookup, generator: random.Random) -> list[list[list[int]]]:
     return [[text(40)] for _ in range(6)]
 
 
-def copies() -> None:
+def check_copies() -> None:
     """Drafts from random texts that match often, after random outputs, against those of the loop in PyTorch."""
     width, most, device = 5, 30, torch.device("cpu")
     for lookup in Lookup:
@@ -160,7 +155,7 @@ def copies() -> None:
                 outputs[row] = [*outputs[row], *kept, generator.randrange(4, 7)][:most]
 
 
-def copying_methods() -> None:
+def check_copying_methods() -> None:
     """Copies of sources and of given drafts, in batches with refilled places."""
     compare(accepting(3, Options("iad", iad_lookup="recent")))
     compare(accepting(2, Options("reuse", 4)))
@@ -169,19 +164,19 @@ def copying_methods() -> None:
 # --------------------------------------------------------------------------------------------- other drafters
 
 
-def jacobi() -> None:
+def check_jacobi() -> None:
     """Whole sentences, from the source; blocks up to a length, with a pool."""
     compare(Options("jacobi", jacobi_init="source"), together=True)
     compare(Options("hybrid-jacobi", 4, jacobi_length=5, jacobi_pool=True))
 
 
-def heads() -> None:
+def check_heads() -> None:
     """All heads; head 1 with a layer of its own. With pre-norm layers, this reads what the last norm returns."""
     compare(Options("blockwise", min_block=4), blockwise(4))
     compare(Options("blockwise", min_block=3), blockwise(3, **PRE_NORM))
 
 
-def rules() -> None:
+def check_rules() -> None:
     """Tokens among the best, with a gap, numbers at a distance; always some tokens of a draft."""
     model = blockwise(3)
     compare(Options("blockwise", top_beta=6, tau=1.0, min_block=2), model)
@@ -189,19 +184,19 @@ def rules() -> None:
         compare(Options("blockwise", accept_distance=4.0), model)
 
 
-def tokens() -> None:
+def check_tokens() -> None:
     """A drafter with an encoder and a soft copy of the source, and one that shares the verifier's encoder."""
     model = make_transformer(TASK, 1, **SMALL)
     compare(accepting(3, Options("gad", **GAD)), model, tokens_drafter(src_embedding_copy=True))
     compare(accepting(3, Options("gad", **GAD)), model, tokens_drafter(share_encoder=True, verifier=model))
 
 
-def fallback() -> None:
+def check_fallback() -> None:
     """A trained drafter where nothing is copied, whose cache is filled in other iterations, too."""
     compare(accepting(3, Options("reuse", iad_fallback="gad", **GAD)), drafter=tokens_drafter(), max_len=9)
 
 
-def widths() -> None:
+def check_widths() -> None:
     """With drafts of changing lengths, and none, the cache of a drafter that reads tokens is the same."""
     model, drafter, caches = make_transformer(TASK, 1, **SMALL), tokens_drafter(), []
     outputs, sizes = [], []
@@ -229,7 +224,7 @@ def widths() -> None:
     torch.testing.assert_close(*(cache[:, : min(sizes)] for cache in caches))
 
 
-def no_numbers() -> None:
+def check_no_numbers() -> None:
     """Drafts of a drafter whose scores are not numbers are tokens, which the verifier rejects."""
     model, how, sample = make_transformer(TASK, 1, **SMALL), Options("greedy"), make_sample(TASK, [3])
     limits = Constraints(pad=PAD, unk=UNK, eos=EOS, max_len=4)
@@ -244,7 +239,7 @@ def no_numbers() -> None:
         assert found.outputs[0][0].tokens.tolist() == expected.outputs[0][0].tokens.tolist()
 
 
-def short_drafts() -> None:
+def check_short_drafts() -> None:
     """Tiles whose rows are all beyond the drafts are not computed."""
     how, sample = Options("iad", iad_lookup="recent"), make_sample(TASK, [18])
     with mock.patch.object(gpu_drafter, "LENGTHS", (31,)):
@@ -257,33 +252,14 @@ def short_drafts() -> None:
     assert generator.used == [31] and not rows[:16].isnan().any() and rows[16:].isnan().all()
 
 
-def prefixes() -> None:
+def check_prefixes() -> None:
     """What a prefix forces is drafted; where graphs are too short for it, over several iterations."""
     compare(Options("gs-jacobi", 4), prefix=PREFIX)
     compare(Options("gs-jacobi", 2), prefix=PREFIX, counts=False)
 
 
-CHECKS: dict[str, Callable[[], None]] = {
-    check.__name__: check
-    for check in (
-        copies,
-        copying_methods,
-        jacobi,
-        heads,
-        rules,
-        tokens,
-        fallback,
-        widths,
-        no_numbers,
-        short_drafts,
-        prefixes,
-    )
-}
-
-
-if __name__ == "__main__":
-    # Interpreted rows are slow, and so are iterations that are launched before the end is known.
+def prepare() -> None:
+    """Draft few rows, which are slow when interpreted, and watch the kernels' accesses of memory."""
     gpu_drafter.LENGTHS = (3, 7, 15)
-    host_loop.AHEAD = 1
     copying._BLOCK = 16
-    run_checks(CHECKS)
+    Watch()

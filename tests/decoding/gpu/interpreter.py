@@ -1,63 +1,41 @@
 """Make Triton's interpreter faster, and its products as independent of other rows as those of a GPU."""
 
-import sys
-import time
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable
+from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
-from tests.decoding.gpu.watch import Watch
-
-
-def run_checks(checks: Mapping[str, Callable[[], None]]) -> None:
-    """Run the checks that the command line names, or all, on one thread; print the seconds of each.
-
-    With `--watch` the kernels' accesses of memory are watched (watch.py).
-    """
-    torch.set_num_threads(1)
-    patch_once()
-    names = sys.argv[1:]
-    if "--watch" in names:
-        names.remove("--watch")
-        Watch()
-    for name in names or checks:
-        began = time.process_time()
-        checks[name]()
-        print(f"{name}: {time.process_time() - began:.1f} s", flush=True)
-
 
 def patch_once() -> None:
-    """Make the interpreter faster: nearly all of its time goes into the types of operands, which come again and again.
+    """Make the interpreter faster, for good: nearly all of its time goes into the types of operands.
 
-    A kernel's functions use what its launch has patched in `triton.language`, types of blocks are made once, operands
-    of one type are not converted, and what NumPy holds is not checked against types. Sums of 32-bit integers are not
-    computed in 64 bits, too, to find overflows, which small models do not have.
+    `triton.language` is patched once, not for each launch. Operators of numbers of one type go to NumPy at once. Types
+    of blocks are made once, and what NumPy holds is not checked against types. Sums of 32-bit integers are not computed
+    in 64 bits, too, to find overflows, which small models do not have.
     """
-    patch, number_type = interpreter._patch_lang, interpreter._get_np_dtype
+    number_type = interpreter._get_np_dtype
     shapes: dict[int, tuple[Any, ...]] = {}
     blocks: dict[tuple[Any, ...], Any] = {}
     number_types: dict[str, np.dtype] = {}
     broadcasts: dict[tuple[int, int], tuple[Any, ...]] = {}
-    block, initialize_block = tl.block_type, tl.block_type.__init__
+    initialize_block = tl.block_type.__init__
     initialize, unwrap = tl.tensor.__init__, tl.core._unwrap_if_constexpr
     check_types = TritonSemantic.binary_op_type_checking_impl
     broadcast, cast = TritonSemantic.broadcast_impl_value, TritonSemantic.cast
 
-    def patch_lang(fn: Any) -> Any:
-        languages = [value for value in fn.__globals__.values() if value is tl or value is tl.core]
-        is_patched = not any(tl.core.is_builtin(language.load) for language in languages)
-        return interpreter._LangPatchScope() if is_patched else patch(fn)
-
     def patch_attr(place: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
-        def call(*given: Any, _semantic: Any = None, **named: Any) -> Any:
-            return member(*given, **named, _semantic=interpreter.interpreter_semantic)
+        function = getattr(member, "__wrapped__", member)
 
-        scope.set_attr(place, name, call)
+        def call(*given: Any, _semantic: Any = None, **named: Any) -> Any:
+            return function(*given, **named, _semantic=interpreter.interpreter_semantic)
+
+        setattr(place, name, call)
 
     def quick_number_type(kind: Any) -> np.dtype:
         if kind.name not in number_types:
@@ -109,18 +87,100 @@ def patch_once() -> None:
         key = element.name, *map(quick_unwrap, shape)
         if key not in blocks:
             blocks[key] = object.__new__(cls)
-            initialize_block(blocks[key], element, shape)
+            initialize_block(blocks[key], element, [*shape])
         return blocks[key]
 
-    interpreter._patch_lang, interpreter._patch_attr = patch_lang, patch_attr
-    interpreter._get_np_dtype = quick_number_type
+    interpreter._patch_attr, interpreter._get_np_dtype = patch_attr, quick_number_type
     interpreter.TensorHandle.__post_init__ = lambda handle: None
-    block.__new__, block.__init__ = staticmethod(make_block_once), lambda *_: None
+    tl.block_type.__new__, tl.block_type.__init__ = staticmethod(make_block_once), lambda *_: None
     tl.core._unwrap_if_constexpr, tl.tensor.__init__ = quick_unwrap, quick_initialize
     TritonSemantic.binary_op_type_checking_impl = quick_check_types
     TritonSemantic.broadcast_impl_value, TritonSemantic.cast = quick_broadcast, quick_cast
     TritonSemantic.binary_op_sanitize_overflow_impl = lambda *_: None
     interpreter.ReduceOps.apply_impl = _reduce
+    interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    interpreter.GridExecutor.__call__ = _launch
+    interpreter.InterpretedFunction.__call__ = lambda self, *given, **named: self.rewrite()(*given, **named)
+    for name, how in _OPERATORS.items():
+        _make_quick(name, *how)
+    general = tl.tensor.__getitem__
+
+    def quick_index(tensor: Any, index: Any) -> Any:
+        """Add dimensions to a block."""
+        if type(index) is not tuple or not tensor.type.is_block():
+            return general(tensor, index)
+        data = tensor.handle.data[index]
+        handle = interpreter.TensorHandle(data, tensor.dtype)
+        return tl.tensor(handle, tl.block_type(tensor.dtype, data.shape))
+
+    tl.tensor.__getitem__ = quick_index
+
+
+# Without divisions of integers, which are not NumPy's. Each has the types of its operands.
+_WHOLE = {"int32": (int,), "int64": (int,), "uint32": (int,)}
+_NUMBERS = {**_WHOLE, "fp32": (int, float)}
+_ADDITIONS = {
+    "__add__": np.add, "__radd__": np.add, "__sub__": np.subtract, "__mul__": np.multiply, "__rmul__": np.multiply,
+    "__rsub__": lambda right, left: left - right,
+}  # fmt: skip
+_BITWISE = {"__and__": np.bitwise_and, "__or__": np.bitwise_or, "__xor__": np.bitwise_xor}
+_COMPARISONS = {
+    "__lt__": np.less, "__le__": np.less_equal, "__gt__": np.greater, "__ge__": np.greater_equal,
+    "__eq__": np.equal, "__ne__": np.not_equal,
+}  # fmt: skip
+_OPERATORS: dict[str, tuple[Callable[..., np.ndarray], dict[str, tuple[type, ...]]]] = {
+    **{name: (operator, _NUMBERS) for name, operator in _ADDITIONS.items()},
+    **{name: (operator, {**_WHOLE, "int1": ()}) for name, operator in _BITWISE.items()},
+    **{name: (operator, {**_NUMBERS, "int1": ()}) for name, operator in _COMPARISONS.items()},
+    "__truediv__": (np.divide, {"fp32": (int, float)}),
+}
+
+
+def _make_quick(name: str, operator: Callable[..., np.ndarray], kinds: dict[str, tuple[type, ...]]) -> None:
+    """Give operands of one type, numbers of Python and offsets of pointers to NumPy at once."""
+    general, is_added = getattr(tl.tensor, name), name == "__add__"
+
+    def operate(left: Any, right: Any) -> Any:
+        if type(right) is tl.constexpr:
+            right = right.value
+        kind, data, is_block = left.dtype, left.handle.data, left.type.is_block()
+        numbers = kinds.get(kind.name)
+        if type(right) is tl.tensor:
+            other, is_block = right.handle.data, is_block or right.type.is_block()
+            if numbers is not None and right.dtype is kind:
+                data = operator(data, other)
+            elif is_added and kind.is_ptr() and right.dtype.name in ("int32", "int64"):
+                data = data + max(1, kind.element_ty.primitive_bitwidth // 8) * other.astype(np.uint64)
+            else:
+                return general(left, right)
+        elif numbers is not None and type(right) in numbers:
+            data = operator(data, right)
+        else:
+            return general(left, right)
+        if data.dtype == np.bool_:
+            kind = tl.int1
+        return tl.tensor(interpreter.TensorHandle(data, kind), tl.block_type(kind, data.shape) if is_block else kind)
+
+    setattr(tl.tensor, name, operate)
+
+
+@lru_cache(maxsize=None, typed=True)
+def _argument(value: int) -> Any:
+    return interpreter._implicit_cvt(value)
+
+
+def _launch(executor: Any, *given: Any, **named: Any) -> None:
+    """Run the programs of a launch one by one."""
+    parameters = dict(zip(executor.arg_names, given, strict=False))
+    parameters |= {name: value for name, value in named.items() if name in executor.arg_names}
+    for name, value in parameters.items():
+        if name not in executor.constexprs:
+            parameters[name] = _argument(value) if type(value) in (int, bool) else interpreter._implicit_cvt(value)
+    builder, grid = interpreter.interpreter_builder, (*executor.grid, 1, 1)[:3]
+    builder.set_grid_dim(*grid)
+    for place in itertools.product(*map(range, grid)):
+        builder.set_grid_idx(*place)
+        executor.fn(**parameters)
 
 
 def _reduce(self: Any, given: Any) -> Any:

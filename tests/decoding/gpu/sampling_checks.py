@@ -1,9 +1,5 @@
-"""Checks of sampling on the GPU engine in Triton's interpreter, against the loop in PyTorch and the compiled kernels.
+"""Checks of sampling on the GPU engine interpreted, against the loop in PyTorch and the compiled kernels."""
 
-`TRITON_INTERPRET=1 python -m tests.decoding.gpu.sampling_checks [NAME...]` runs them.
-"""
-
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +19,7 @@ from fairseq_plugins.decoding.reference.backend import TorchBackend
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.sampling import Sampling
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
-from tests.decoding.gpu.interpreter import multiply_by_rows, run_checks
+from tests.decoding.gpu.interpreter import multiply_by_rows
 from tests.support import (
     Options,
     liven,
@@ -55,7 +51,7 @@ def _store_noise(keys, positions, out, vocabulary, ROWS: tl.constexpr, TOKENS: t
     tl.store(out + row * vocabulary + token, values, token < vocabulary)
 
 
-def bits() -> None:
+def check_bits() -> None:
     """The noise has the bits of its definition, for large seeds, sentences, samples and positions."""
     vocabulary = 5000
     keys = reference.noise_keys(
@@ -108,7 +104,7 @@ def same(ours: Decoded, theirs: Decoded, counts: bool = True) -> None:
     assert not counts or ours.emitted == theirs.emitted, (ours.emitted, theirs.emitted)
 
 
-def without_drafts() -> None:
+def check_without_drafts() -> None:
     """Ids and scores, in batches of 3 and of 8, and alone."""
     for sampling, count in ((PLAIN, 3), (replace(LIKELY, temperature=0.5), 8)):
         ours = drawn(Options("greedy"), sampling, GpuBackend, lengths=LENGTHS[:count], places=count)
@@ -118,7 +114,7 @@ def without_drafts() -> None:
     assert alone.outputs[0][0].tokens.tolist() == ours.outputs[0][0].tokens.tolist()
 
 
-def drafts() -> None:
+def check_drafts() -> None:
     """The ids are those without drafts, and drafts have the verifier's noise: as many tokens are accepted.
 
     With one place, the second sentence waits for the first.
@@ -139,7 +135,7 @@ def drafts() -> None:
             same(ours, drawn(Options("greedy"), sampling, NativeBackend, None, lengths), counts=False)
 
 
-def half() -> None:
+def check_half() -> None:
     """In half precision, ids and the bits of scores are the same in a batch of 3 and alone with drafts."""
     multiply_by_rows()
     batch = drawn(Options("greedy"), LIKELY, GpuBackend, None, LENGTHS[:3], 3, torch.float16)
@@ -157,14 +153,6 @@ def drafters() -> tuple[nn.Module, nn.Module]:
     return along, make_drafter(TASK, 6, 3, transition_rank=0, **features)
 
 
-CHECKS: dict[str, Callable[[], None]] = {
-    "bits": bits,
-    "without_drafts": without_drafts,
-    "drafts": drafts,
-    "half": half,
-}
-
-if __name__ == "__main__":
-    # Small vocabularies take several tiles.
+def prepare() -> None:
+    """Small vocabularies take several tiles."""
     vocabulary.DRAWN = path.DRAWN = path._TILE = 64
-    run_checks(CHECKS)

@@ -1,7 +1,4 @@
-"""Checks of greedy search and of the drafter that reads states, in Triton's interpreter, against the loop in PyTorch.
-
-`TRITON_INTERPRET=1 python -m tests.decoding.gpu.search_checks [NAME...]` runs them.
-"""
+"""Checks of greedy search and of the drafter that reads states, interpreted, against the loop in PyTorch."""
 
 from typing import Any
 
@@ -14,7 +11,7 @@ from fairseq_plugins.decoding.gpu.backend import GpuBackend
 from fairseq_plugins.decoding.gpu.weights import Layer, Linear, Norm, transformer
 from fairseq_plugins.decoding.reference.backend import TorchBackend
 from fairseq_plugins.decoding.reference.engine import Engine
-from tests.decoding.gpu.interpreter import multiply_by_rows, run_checks
+from tests.decoding.gpu.interpreter import multiply_by_rows
 from tests.support import Options, make_drafter, make_generator, make_sample, make_task, make_transformer
 
 TASK = make_task(12)
@@ -62,7 +59,7 @@ def scores(output: Decoded) -> Tensor:
     return torch.cat([hypotheses[0].log_probs.float() for hypotheses in output.outputs])
 
 
-def greedy() -> None:
+def check_greedy() -> None:
     """Ids and scores of several architectures, with refilled places."""
     for name, options in MODELS.items():
         model = make_transformer(TASK, 1, **{**SMALL, **options})
@@ -75,7 +72,7 @@ def greedy() -> None:
         torch.testing.assert_close(scores(ours), scores(theirs).cpu(), rtol=1e-4, atol=1e-4)
 
 
-def features() -> None:
+def check_features() -> None:
     """The same drafts as in PyTorch: tokens of each iteration are equal, not only ids."""
     for seed, options, drafter_options, lengths in (
         (10, {}, {"transition_rank": 3, "transition_state": 5, "src_embedding_copy": True}, LENGTHS),
@@ -92,7 +89,7 @@ def features() -> None:
         assert max(map(max, ours.emitted)) > 1
 
 
-def suppressed() -> None:
+def check_suppressed() -> None:
     """No output has suppressed tokens, with relaxed acceptance either."""
     model = make_transformer(TASK, 1, **SMALL)
     sizes = {**SMALL, "decoder_layers": 1, "drafter_context": "features"}
@@ -115,7 +112,7 @@ def suppressed() -> None:
         assert ids(ours) != plain
 
 
-def half() -> None:
+def check_half() -> None:
     """In half precision bits are the same alone, in a batch, and with drafts."""
     for dtype in (torch.float16, torch.bfloat16):
         model = make_transformer(TASK, 4, **SMALL)
@@ -131,7 +128,7 @@ def half() -> None:
         assert torch.equal(scores(alone), scores(outputs[0])[: len(scores(alone))])
 
 
-def long_outputs() -> None:
+def check_long_outputs() -> None:
     """An output in three parts, after a long prefix, and a source in two."""
     model = make_transformer(TASK, 1, **SMALL)
     how = Options("gs-jacobi", 20)
@@ -143,7 +140,7 @@ def long_outputs() -> None:
     torch.testing.assert_close(scores(ours), scores(theirs).cpu(), rtol=1e-4, atol=1e-4)
 
 
-def parts() -> None:
+def check_parts() -> None:
     """A row's attention in half precision has the same bits with parts and without, if it sees one part only."""
     torch.manual_seed(1)
     width, heads, rows = 32, 2, 3
@@ -172,17 +169,7 @@ def parts() -> None:
         torch.testing.assert_close(results[1][:, row].sum(0), expected, rtol=1e-2, atol=1e-2)
 
 
-CHECKS = {
-    "greedy": greedy,
-    "features": features,
-    "suppressed": suppressed,
-    "half": half,
-    "long_outputs": long_outputs,
-    "parts": parts,
-}
-
-if __name__ == "__main__":
+def prepare() -> None:
+    """Short sources and outputs take several tiles and parts."""
     multiply_by_rows()
-    # Short sources and outputs take several tiles and parts.
     runner._SLOTS = runner.PART = batch.PART = 16
-    run_checks(CHECKS)

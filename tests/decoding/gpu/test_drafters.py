@@ -1,8 +1,5 @@
-"""Drafters of the GPU engine: drafts in Triton's interpreter, and kernels compiled for GPUs."""
+"""Drafters of the GPU engine: kernels compiled for GPUs."""
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from typing import Any
 from unittest import mock
@@ -15,12 +12,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 WIDTH, WORDS, PLACES = 512, 10_000, 48
-
-
-def test_interpreted() -> None:
-    """In a process of its own: whether Triton interprets is decided when it is imported. Accesses are watched."""
-    command = [sys.executable, "-m", "tests.decoding.gpu.drafter_checks", "--watch"]
-    subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, check=True)
 
 
 def _drafters(decoder: Any) -> dict[str, tuple[Any, list[tuple[int, int]], dict[str, Any]]]:

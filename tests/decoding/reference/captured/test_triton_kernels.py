@@ -1,26 +1,11 @@
-"""Triton's kernels, interpreted on a CPU where Triton is installed, and compiled on a GPU."""
+"""Triton's kernels, compiled on a GPU; tests/decoding/gpu/test_interpreted.py interprets them."""
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
 from fairseq_plugins.decoding.reference import fixed_shapes
-
-NEEDS_TRITON = pytest.mark.skipif(
-    find_spec("triton") is None, reason="Triton is not installed: 1 GB; PyTorch for CUDA brings it"
-)
-
-
-@NEEDS_TRITON
-def test_interpreted() -> None:
-    """In a process of its own: whether Triton interprets is decided when it is imported."""
-    command = [sys.executable, "-m", "tests.decoding.reference.captured.triton_checks"]
-    subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, check=True)
 
 
 def test_the_first_compilation_is_said(
@@ -39,12 +24,11 @@ def test_the_first_compilation_is_said(
     assert not capsys.readouterr().err
 
 
-@NEEDS_TRITON
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_compiled(dtype: torch.dtype) -> None:
-    from tests.decoding.reference.captured.triton_checks import check_attention, check_linear
+    from tests.decoding.reference.captured.triton_checks import compare_attention, compare_linear
 
-    check_linear("cuda", dtype)
-    check_attention("cuda", dtype)
+    compare_linear("cuda", dtype)
+    compare_attention("cuda", dtype)

@@ -1,21 +1,18 @@
-"""Checks of Triton's kernels on a device: the values of `fixed_shapes`, and the same bits in any batch.
-
-`TRITON_INTERPRET=1 python -m tests.decoding.reference.captured.triton_checks` runs them on a CPU, in the interpreter.
-"""
+"""Checks of Triton's kernels on a device: the values of `fixed_shapes`, and the same bits in any batch."""
 
 import torch
 from torch import Tensor
 
 from fairseq_plugins.decoding.reference import fixed_shapes
 from fairseq_plugins.decoding.reference.captured import triton_kernels
-from tests.decoding.gpu.interpreter import multiply_by_rows, patch_once
+from tests.decoding.gpu.interpreter import multiply_by_rows
 
 
 def _numbers(*shape: int, seed: int, dtype: torch.dtype, device: str) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 
-def check_linear(device: str, dtype: torch.dtype) -> None:
+def compare_linear(device: str, dtype: torch.dtype) -> None:
     """Rows [37, 72] at once, some of them, one by one, and with more than one batch dimension."""
     x, weight, bias = (
         _numbers(*shape, seed=seed, dtype=dtype, device=device)
@@ -31,7 +28,7 @@ def check_linear(device: str, dtype: torch.dtype) -> None:
     assert triton_kernels.linear(x[:0], weight, bias).shape == (0, 50)
 
 
-def check_attention(device: str, dtype: torch.dtype) -> None:
+def compare_attention(device: str, dtype: torch.dtype) -> None:
     """Rows of three sentences at once, of one sentence, one by one, and with fewer slots that are hidden."""
     query = _numbers(3, 19, 2, 24, seed=1, dtype=dtype, device=device)
     cache = _numbers(3, 70, 2, 2, 24, seed=2, dtype=dtype, device=device)
@@ -53,10 +50,13 @@ def check_attention(device: str, dtype: torch.dtype) -> None:
     assert torch.equal(joined, apart)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    patch_once()
+def check_kernels() -> None:
+    """In the interpreter, in all precisions."""
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        compare_linear("cpu", dtype)
+        compare_attention("cpu", dtype)
+
+
+def prepare() -> None:
+    """Let no bit depend on other rows."""
     multiply_by_rows()
-    for number_type in (torch.float32, torch.float16, torch.bfloat16):
-        check_linear("cpu", number_type)
-        check_attention("cpu", number_type)
