@@ -1,7 +1,10 @@
 """A page in a real browser, for tests of pages."""
 
+import json
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +75,17 @@ class Page:
     def address(self) -> str:
         """Return the fragment of the address: #17/2."""
         return self.script("return location.hash")
+
+
+@contextmanager
+def watched(driver: Any, *allowed: str) -> Iterator[Page]:
+    """A page; afterwards the console must be empty, and only these beginnings of addresses may have been requested."""
+    driver.get_log("browser")
+    driver.get_log("performance")
+    page = Page(driver)
+    page.look()
+    yield page
+    assert driver.get_log("browser") == []
+    events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+    urls = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    assert [url for url in urls if not url.startswith(("data:", "about:", *allowed))] == []

@@ -1,12 +1,11 @@
 """One browser for all tests of pages."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.pages.browser import ARGUMENTS, CHROMEDRIVER, CHROMIUM, Page
+from tests.pages.browser import ARGUMENTS, CHROMEDRIVER, CHROMIUM, Page, watched
 
 
 @pytest.fixture(scope="session")
@@ -25,13 +24,5 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def opened(driver: Any) -> Iterator[Page]:
-    """A page; after the test the console must be empty, and nothing may have been requested."""
-    driver.get_log("browser")
-    driver.get_log("performance")
-    page = Page(driver)
-    page.look()
-    yield page
-    assert driver.get_log("browser") == []
-    events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    urls = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
-    assert [url for url in urls if not url.startswith(("file:", "data:", "chrome:", "about:"))] == []
+    with watched(driver, "file:", "chrome:") as page:
+        yield page

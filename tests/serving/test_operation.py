@@ -79,9 +79,11 @@ def test_an_error_inside_is_500_and_harms_nobody(
 
 
 @pytest.mark.parametrize("path", ["/v1/translate", "/v1/stream"])
-def test_sentences_of_clients_that_leave_are_dropped(client: Client, served: ServedModel, path: str) -> None:
+def test_clients_that_leave_or_read_slowly_hold_up_nobody(client: Client, served: ServedModel, path: str) -> None:
+    """The sentences of one that has left are dropped."""
     connection = client.send(path, LONG)
     client.wait_until(lambda: served.sentences == 8)
+    assert client.post("/translate", {"q": SECRET, "target": "de"})["translatedText"]
     connection.close()
     client.wait_until(lambda: served.sentences == 0, 10)
 
@@ -102,23 +104,13 @@ def test_a_header_without_end_is_refused(client: Client) -> None:
     connection.close()
 
 
-def test_a_reader_that_is_slow_holds_up_nobody(client: Client, served: ServedModel) -> None:
-    connection = client.send("/v1/stream", LONG)
-    client.wait_until(lambda: served.sentences > 0)
-    assert client.post("/translate", {"q": SECRET, "target": "de"})["translatedText"]
-    connection.close()
-    client.wait_until(lambda: served.sentences == 0, 10)
-
-
 def test_a_full_server_refuses_at_once(client: Client, served: ServedModel) -> None:
     held = client.send("/v1/translate", {**LONG, "text": 2 * LONG["text"]})
     client.wait_until(lambda: served.sentences == 16)
     started = time.monotonic()
     status, headers, answer = client.ask("POST", "/translate", {"q": SECRET, "target": "de"})
     assert time.monotonic() - started < 2
-    assert (
-        status == 503 and headers["retry-after"] == "1" and answer == {"error": "the server is busy; try again later"}
-    )
+    assert (status, headers["retry-after"]) == (503, "1") and "is busy; try again later" in answer["error"]
     assert client.get("/health") == {"status": "ok"}
     held.close()
     client.wait_until(lambda: served.sentences == 0, 10)

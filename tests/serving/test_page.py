@@ -1,15 +1,13 @@
 """The page in a real browser: it translates while one types, offline, on a screen and on a phone."""
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from selenium.webdriver.support.ui import WebDriverWait
 
 from fairseq_plugins.serving.models import ServedModel
-from tests.pages.browser import NEEDS_BROWSER, TAB, Page
+from tests.pages.browser import NEEDS_BROWSER, Page, watched
 from tests.pages.conftest import driver  # noqa: F401
 from tests.serving.running import Client
 
@@ -20,19 +18,11 @@ CONTROL, ENTER, ESCAPE = "\ue009", "\ue007", "\ue00c"
 
 @pytest.fixture
 def page(driver: Any, client: Client) -> Iterator[Page]:  # noqa: F811
-    """The page; afterwards the console must be empty, and all requests must have gone to the server."""
-    driver.get_log("browser")
-    driver.get_log("performance")
-    page = Page(driver)
-    page.look()
-    driver.get("about:blank")
-    driver.get(f"{client.url}/")
-    wait(page, lambda: page.script("return byId('target').value") == "de")
-    yield page
-    assert driver.get_log("browser") == []
-    events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    urls = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
-    assert urls and not [url for url in urls if not url.startswith((client.url, "data:", "about:"))]
+    with watched(driver, client.url) as page:
+        driver.get("about:blank")
+        driver.get(f"{client.url}/")
+        wait(page, lambda: page.script("return byId('target').value") == "de")
+        yield page
 
 
 def wait(page: Page, condition: Any) -> None:
@@ -73,24 +63,13 @@ def test_tokens_show_what_was_drafted(page: Page, served: ServedModel) -> None:
 
 
 def test_copying_with_the_keyboard(page: Page, served: ServedModel) -> None:
-    page.driver.execute_cdp_cmd(
-        "Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
-    )
+    permissions = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    page.driver.execute_cdp_cmd("Browser.grantPermissions", permissions)
     page.press(TEXT, into="#text")
     wait(page, lambda: page.one("#copy").is_enabled())
     page.press(CONTROL, ENTER, into="#text")
     wait(page, lambda: page.one("#copy").text == "Copied")
     assert page.script("return navigator.clipboard.readText()") == served.model.translate(TEXT)
-
-
-def test_everything_is_reached_with_tab(page: Page) -> None:
-    page.press("People", into="#text")
-    wait(page, lambda: page.one("#copy").is_enabled())
-    reached = []
-    for _ in range(10):
-        page.press_on(TAB)
-        reached.append(page.script("return document.activeElement.id"))
-    assert {"target", "copy", "output", "tokens"} <= set(reached)
 
 
 def test_errors_are_shown_and_pass(page: Page, served: ServedModel) -> None:
@@ -110,15 +89,10 @@ def test_the_interface_is_documented_offline(page: Page, client: Client) -> None
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_it_fits_screens_and_phones(page: Page, tmp_path: Path, width: int, height: int, theme: str) -> None:
-    page.look(width, height, theme)
+def test_it_fits_screens_and_phones(page: Page, width: int, height: int) -> None:
+    page.look(width, height)
     page.press(f"{TEXT} Two dogs play.", into="#text")
     wait(page, lambda: page.one("#copy").is_enabled())
     page.one("#tokens").click()
     size = page.script("return [document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
     assert size[0] <= width and size[1] <= height
-    for name in ("#text", "#output"):
-        place = page.place(name)
-        assert place["right"] - place["left"] >= 300 and place["bottom"] - place["top"] >= 120
-    page.driver.save_screenshot(str(tmp_path / f"{theme}-{width}.png"))

@@ -58,16 +58,19 @@ def test_files_that_do_not_fit(
 
 
 def test_options_that_contradict_drafts(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert translate(text, "--decoder", "greedy", "--drafts", str(text)) == 2
-    assert "--drafts: is for --decoder reuse, not greedy; leave one of them out" in capsys.readouterr().err
+    for options, message in (
+        (["--decoder", "greedy", "--drafts", str(text)], "--drafts: is for --decoder reuse, not greedy; leave one"),
+        (["--drafts", str(text.parent)], "is a folder; give files, and other arguments before the option"),
+        (
+            ["--decoder", "gad", "--memory", "memory"],
+            "--memory: is for --decoder reuse, not gad; leave one of them out",
+        ),
+        (["--memory-add"], "--memory-add: adds to a memory; give --memory FOLDER"),
+    ):
+        assert translate(text, *options) == 2
+        assert message in capsys.readouterr().err
     assert cli.main([MODEL, "--drafts", str(text)]) == 2
     assert "--drafts: have a line for each line of a file; give --input" in capsys.readouterr().err
-    assert translate(text, "--drafts", str(text.parent)) == 2
-    assert "is a folder; give files, and other arguments before the option" in capsys.readouterr().err
-    assert translate(text, "--decoder", "gad", "--memory", "memory") == 2
-    assert "--memory: is for --decoder reuse, not gad; leave one of them out" in capsys.readouterr().err
-    assert translate(text, "--memory-add") == 2
-    assert "--memory-add: adds to a memory; give --memory FOLDER" in capsys.readouterr().err
 
 
 def test_outputs_are_remembered(text: Path, expected: list[str], capsys: pytest.CaptureFixture[str]) -> None:

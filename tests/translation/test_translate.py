@@ -1,11 +1,9 @@
 """`spec-dec-translate` on the released models: files, streams, restarts, several processes."""
 
-import io
 import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,11 +48,8 @@ def test_file_to_file(text: Path, expected: list[str], capsys: pytest.CaptureFix
     assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [*expected, ""]
     assert sorted(file.name for file in text.parent.iterdir()) == ["out", "text.en"]
     captured = capsys.readouterr()
-    assert (
-        "gad: 5 sentences, " in captured.err
-        and " tokens per iteration, batch size " in captured.err
-        and captured.out == ""
-    )
+    assert "gad: 5 sentences, " in captured.err and " tokens per iteration, batch size " in captured.err
+    assert captured.out == ""
 
 
 def test_json_lines(text: Path, expected: list[str]) -> None:
@@ -89,21 +84,16 @@ def test_alternatives(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_goes_on_where_it_was(
     text: Path, expected: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = 0
     original = cli.Translator.translate
 
     def ends_early(self: cli.Translator, lines: list[str], before: int) -> list[str]:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
+        if before:
             raise KeyboardInterrupt
         return original(self, lines, before)
 
-    monkeypatch.setattr(cli.Translator, "translate", ends_early)
-    assert translate(text) == 130
-    monkeypatch.undo()
-    for module in (cli, output_shards):
-        monkeypatch.setattr(module, "CHUNK", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(cli.Translator, "translate", ends_early)
+        assert translate(text) == 130
     partial = text.parent / "out.parts" / "0-of-1.partial"
     assert not (text.parent / "out").exists() and len(partial.read_text(encoding="utf-8").split("\n")) == 3
     # A kill can tear a line; and what is there is taken as it is.
@@ -149,7 +139,7 @@ def test_other_dictionaries_or_subwords_are_refused(
         (model / name).write_bytes(before)
 
 
-@pytest.mark.parametrize("link", [None, os.link, os.symlink])
+@pytest.mark.parametrize("link", [None, os.link])
 def test_the_input_is_not_overwritten(
     text: Path, capsys: pytest.CaptureFixture[str], link: Callable[[Path, Path], None] | None
 ) -> None:
@@ -252,16 +242,9 @@ def test_standard_input_to_standard_output(expected: list[str], programs: Path) 
     assert len(messages) == 2 and messages[1].startswith("gad: 5 sentences, ")
 
 
-def test_standard_input_to_a_file(
-    expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(LINES)))
-    assert cli.main([MODEL, "--output", str(tmp_path / "out"), "--device", "cpu"]) == 0
-    assert (tmp_path / "out").read_text(encoding="utf-8").split("\n") == [*expected, ""]
-
-
 def test_sentences_of_lines(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, two, three = (translated(text, line) for line in ("Two dogs play.", "A man sleeps.", "A woman sings."))
+    model = fairseq_plugins.load(MODEL, decoder="greedy", device="cpu")
+    one, two, three = model.translate(["Two dogs play.", "A man sleeps.", "A woman sings."])
     lines = ["Two dogs play. A man sleeps.", "", "  A woman sings.\r", f"A man sleeps. {'word ' * 1100}"]
     text.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
     assert translate(text, "--split", "sentences", "--decoder", "greedy") == 0
@@ -276,23 +259,6 @@ def test_sentences_of_lines(text: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert records[3] == {"line": 4, "text": "", "error": "too long"}
     assert cli.main([MODEL, "--split", "sentences", "--drafts", str(text), "--input", str(text)]) == 2
     assert "--split sentences: --drafts are for whole lines" in capsys.readouterr().err
-
-
-def translated(text: Path, line: str) -> str:
-    """Return the output of `greedy` for a line."""
-    return fairseq_plugins.load(MODEL, decoder="greedy", device="cpu").translate(line)
-
-
-def test_overlong_lines_are_named(
-    text: Path, expected: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failures: list[str] = []
-    monkeypatch.setattr(cli, "fail", failures.append)
-    text.write_text(f"{LINES[0]}\n{'word ' * 1100}\n{LINES[1]}\n")
-    assert translate(text) == 0
-    assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [expected[0], "", expected[1], ""]
-    assert len(failures) == 1
-    assert failures[0].startswith("line 2: has 2201 tokens, and the model reads at most 1024")
 
 
 REFUSED = [
