@@ -1,12 +1,11 @@
 """A pretended GPU: tensors that say that they are on cuda:0 and hold their numbers on the CPU.
 
-It counts launches, one for every ATen operation that computes, and waits of the host; it refuses operations on tensors
-of both devices, and what a capture forbids. Streams, memory and the numerics of CUDA are not pretended.
+It refuses operations on tensors of both devices, and what a capture forbids. Streams, memory and the numerics of CUDA
+are not pretended.
 """
 
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -25,13 +24,8 @@ from fairseq_plugins.decoding.reference import fixed_shapes
 from fairseq_plugins.decoding.reference.captured.graph_capture import Outputs, Run
 
 CUDA = torch.device("cuda:0")
-# Operations that allocate, or that only look at memory in another way, launch nothing.
-_SILENT = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "_unsafe_view"}
-_SILENT |= {"_reshape_alias", "alias", "lift_fresh", "set_"}
-# Operations that launch several kernels on a GPU.
-_SEVERAL = {"sort": 4, "topk": 3}
+# Operations for whose result the host waits.
 _WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "bincount", "_unique2", "is_nonzero"}
-_DECOMPOSED_LATER = {"to", "item", "is_nonzero"}
 
 
 class GpuTensor(torch.Tensor):
@@ -76,32 +70,18 @@ class GpuTensor(torch.Tensor):
 
 
 class PretendedGpu(TorchDispatchMode):
-    """Runs operations on the tensors of the pretended GPU, and counts.
-
-    Attributes:
-        launches: by where: "outside" of graphs, "in graphs", "capturing".
-        operations: the same outside of graphs, by operation and line of the package.
-        waits: of the host, by what waited and where.
-        pageable: copies from memory that is not pinned, by where.
-    """
+    """Runs operations on the tensors of the pretended GPU; a capture records them on its tape."""
 
     current: "PretendedGpu | None" = None
 
     def __init__(self) -> None:
         super().__init__()
-        self.where = "outside"
-        self.launches: Counter[str] = Counter()
-        self.operations: Counter[tuple[str, str]] = Counter()
-        self.waits: Counter[tuple[str, str]] = Counter()
-        self.pageable: Counter[str] = Counter()
         self.tape: list[tuple[Callable, tuple, dict, Any]] | None = None
-        self.pinned: set[int] = set()
 
     def wait(self, what: str) -> None:
         """The host waits for the device."""
         if self.tape is not None:
             raise AssertionError(f"{what} waits in a capture, at {_line()}")
-        self.waits[what, _line()] += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         return self.run(func, args, kwargs or {})
@@ -122,9 +102,12 @@ class PretendedGpu(TorchDispatchMode):
                 return result
         self._refuse_mixed(name, leaves)
         if name in ("_to_copy", "copy_"):
-            self._note_copy(name, args, to_gpu, goes_to)
+            source, target = (args[0], None) if name == "_to_copy" else (args[1], args[0])
+            target_is_gpu = isinstance(target, GpuTensor) if name == "copy_" else to_gpu or goes_to is None
+            if isinstance(source, GpuTensor) != target_is_gpu and (not target_is_gpu or source.dim() > 0):
+                self.wait("a copy between host and device")
             if goes_to is not None and not to_gpu:
-                return func(args[0].host, **kwargs)
+                return func(source.host, **kwargs)
         if name == "_local_scalar_dense":
             self.wait("a number")
             return func(args[0].host)
@@ -140,16 +123,15 @@ class PretendedGpu(TorchDispatchMode):
             return known.get(id(leaf), leaf) if id(leaf) in known or not isinstance(leaf, Tensor) else GpuTensor(leaf)
 
         wrapped = tree_map(as_gpu, result)
-        self._count(func, name, args, kwargs, wrapped)
+        is_view = any(value.alias_info is not None and not value.alias_info.is_write for value in func._schema.returns)
+        if self.tape is not None and not is_view:
+            self.tape.append((func, args, kwargs, wrapped))
         return wrapped
 
     def launch(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
-        """Run a function of tensors on the host as one launch."""
+        """Run a function of tensors on the host as a kernel."""
         self._refuse_mixed(function.__name__, list(args))
         result = GpuTensor(_on_host(function, args, {}))
-        self.launches[self.where] += 1
-        if self.where == "outside":
-            self.operations[function.__name__, _line()] += 1
         if self.tape is not None:
             self.tape.append((function, args, {}, result))
         return result
@@ -160,37 +142,15 @@ class PretendedGpu(TorchDispatchMode):
         if has_gpu and any(leaf.dim() > 0 for leaf in on_host) and name not in ("copy_", "_to_copy"):
             raise RuntimeError(f"expected all tensors to be on the same device: {name} at {_line()}")
 
-    def _note_copy(self, name: str, args: tuple, to_gpu: bool, goes_to: Any) -> None:
-        source = args[0] if name == "_to_copy" else args[1]
-        target_is_gpu = (to_gpu or goes_to is None) if name == "_to_copy" else isinstance(args[0], GpuTensor)
-        if isinstance(source, GpuTensor) and not target_is_gpu:
-            self.wait("a copy to the host")
-        if not isinstance(source, GpuTensor) and target_is_gpu and source.dim() > 0:
-            assert self.tape is None, f"a copy from the host in a capture, at {_line()}"
-            if source.data_ptr() not in self.pinned:
-                self.pageable[_line()] += 1
-
-    def _count(self, func: Any, name: str, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
-        is_view = any(value.alias_info is not None and not value.alias_info.is_write for value in func._schema.returns)
-        is_empty = all(leaf.numel() == 0 for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
-        launches = 0 if is_view or is_empty or name in _SILENT else _SEVERAL.get(name, 1)
-        self.launches[self.where] += launches
-        if launches and self.where == "outside":
-            self.operations[name, _line()] += launches
-        if self.tape is not None and not is_view:
-            self.tape.append((func, args, kwargs, result))
-
     def capture(self, run: Run) -> Run:
         """What `capture_on_cuda` does: a graph that launches the same operations on the same memory.
 
         Whatever it allocated is lost after every replay, as in memory that graphs share.
         """
-        before, self.where = self.where, "capturing"
         run()
-        self.tape, start = [], self.launches["capturing"]
+        self.tape = tape = []
         outputs: Outputs = run()
-        count = self.launches["capturing"] - start
-        tape, self.tape, self.where = self.tape, None, before
+        self.tape = None
         made = _allocated(tape)
 
         def replay() -> Outputs:
@@ -198,8 +158,6 @@ class PretendedGpu(TorchDispatchMode):
                 for old, new in zip(tree_leaves(result), tree_leaves(_on_host(func, args, kwargs)), strict=True):
                     if isinstance(old, GpuTensor) and old.host.data_ptr() != new.data_ptr():
                         old.host.copy_(new)
-            self.launches["in graphs"] += count
-            self.launches["graphs"] += 1
             _spoil(made)
             return outputs
 
@@ -248,7 +206,7 @@ def _line() -> str:
 
 
 class ReferenceKernels:
-    """In place of `triton_kernels`, which no CPU runs: what these are tested against, counted as one launch each."""
+    """In place of `triton_kernels`, which no CPU runs: what these are tested against."""
 
     def __init__(self, gpu: PretendedGpu) -> None:
         self.linear = partial(gpu.launch, fixed_shapes.linear)
@@ -308,17 +266,12 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]:
             return gpu.run(torch.ops.aten.scaled_dot_product_attention.default, args, kwargs)
         return attend(*args, **kwargs)
 
-    def pin_memory(tensor: Tensor, *_: Any) -> Tensor:
-        pinned = tensor.clone()
-        gpu.pinned.add(pinned.data_ptr())
-        return pinned
-
     with monkeypatch.context() as patch:
         # Tensors of inference mode cannot be subclasses.
         patch.setattr(torch, "inference_mode", lambda mode=True: torch.no_grad() if mode else nullcontext())
         patch.setattr(torch.cuda, "_lazy_init", lambda: None)
         patch.setattr(F, "scaled_dot_product_attention", attention)
-        patch.setattr(torch.Tensor, "pin_memory", pin_memory)
+        patch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: tensor.clone())
         patch.setattr(fixed_shapes, "triton_kernels", lambda: kernels)
         patch.setattr(PretendedGpu, "current", gpu)
         with gpu:
