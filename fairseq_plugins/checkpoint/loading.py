@@ -4,7 +4,9 @@ import errno
 import logging
 import os
 import re
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from fairseq_plugins.checkpoint.mapped_weights import can_map, map_in_small_page
 from fairseq_plugins.checkpoint.settings import MODELS, TASKS, check_settings, check_task_settings, model_name
 from fairseq_plugins.errors import ConfigurationError, flag, one_line
 from fairseq_plugins.shared.files import nearest_checkpoint
+from fairseq_plugins.shared.parsing import arguments_of_fairseqs_tool
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +96,14 @@ def read_with_task(
     check_settings(model_cfg, (option, path), models)
     check_task_settings(_settings(state).task, (option, path), tasks)
     return state
+
+
+def refuse_unsafe_model_of_validation() -> None:
+    """Raise ConfigurationError if fairseq-validate must not build its --path: it builds the task in that file, too."""
+    is_validation = "validate" in Path(sys.argv[0] if sys.argv else "").name
+    path = arguments_of_fairseqs_tool().get("path") if is_validation else None
+    if path is not None:
+        read_with_task(path, "--path")
 
 
 def read_language_model(path: str, overrides: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf, gen_parser_f
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import DictConfig
 
-from fairseq_plugins.checkpoint.loading import read_with_task
 from fairseq_plugins.errors import ConfigurationError, on_command_line
 from fairseq_plugins.process.output import say
 from fairseq_plugins.shared.checksums import check_sums
@@ -92,15 +91,6 @@ def refuse_wrong_arguments_of_fairseqs_tools() -> None:
         parse_arguments(parser, sys.argv[1:])
     except (RuntimeError, KeyError) as missing:  # without a message
         error(f"the following arguments are required: {'--task' if isinstance(missing, KeyError) else '--arch'}")
-
-
-def refuse_unsafe_model_of_validation() -> None:
-    """Raise ConfigurationError if fairseq-validate must not build its --path: it builds the task in that file, too."""
-    path = (
-        arguments_of_fairseqs_tool().get("path") if "validate" in Path(sys.argv[0] if sys.argv else "").name else None
-    )
-    if path is not None:
-        read_with_task(path, "--path")
 
 
 def _parser_of_fairseqs_tool() -> Callable[[], argparse.ArgumentParser] | None:
