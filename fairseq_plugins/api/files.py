@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_plugins.conversion.cache import converted, is_hugging_face
-from fairseq_plugins.conversion.convert import missing_folder
 from fairseq_plugins.conversion.settings import LoadSettings
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.files import CHECKPOINTS
+from fairseq_plugins.shared.files import CHECKPOINTS, missing_folder
 from fairseq_plugins.shared.languages import find_languages
 
 GPT2_FILES = ("encoder.json", "vocab.bpe")

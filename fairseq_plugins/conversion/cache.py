@@ -3,7 +3,6 @@
 import hashlib
 from pathlib import Path
 
-from fairseq_plugins.conversion.convert import convert
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.files import cache_folder
 
@@ -28,6 +27,8 @@ def converted(folder: Path) -> Path:
     stamp = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(folder.iterdir())]
     key = hashlib.sha256(repr((_FORMAT, folder.resolve(), stamp)).encode()).hexdigest()[:16]
     target = cache_folder() / f"{folder.resolve().name}.{key}"
+    from fairseq_plugins.conversion.convert import convert  # which most programs need not import
+
     try:
         if not target.is_dir():
             convert(folder, target)

@@ -1,6 +1,7 @@
 """Convert a folder in Hugging Face's format, atomically."""
 
 import os
+import re
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
@@ -11,13 +12,17 @@ from omegaconf import OmegaConf
 from fairseq_plugins.checkpoint.averaging import write_checkpoint
 from fairseq_plugins.conversion.checks import check_decodes, check_subwords
 from fairseq_plugins.conversion.families import Config
-from fairseq_plugins.conversion.settings import settings_of
+from fairseq_plugins.conversion.generation import generation_options
+from fairseq_plugins.conversion.settings import LoadSettings
 from fairseq_plugins.conversion.vocabulary import Vocabulary, byte_level_bpe, text_files
 from fairseq_plugins.conversion.weights import fairseq_weights, read_weights
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.checksums import write_sums
-from fairseq_plugins.shared.files import unwritable, write_atomically
+from fairseq_plugins.shared.files import missing_folder, unwritable, write_atomically
 from fairseq_plugins.shared.parsing import as_config
+
+# Language tokens in the vocabularies of M2M-100 (`__de__`), NLLB (`deu_Latn`) and mBART-50 (`de_DE`).
+_LANGUAGE = re.compile(r"__([a-z]{2,3})__|[a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2}")
 
 
 def convert(source: Path, target: Path, ignored: Collection[str] = ()) -> None:
@@ -39,7 +44,7 @@ def convert(source: Path, target: Path, ignored: Collection[str] = ()) -> None:
     config = Config(source)
     bpe = byte_level_bpe(source)
     vocabulary, subwords = Vocabulary(source, config, bpe), text_files(source, bpe)
-    settings = settings_of(config, vocabulary, ignored)
+    settings = _settings_of(config, vocabulary, ignored)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f"{target.name}.partial.", dir=target.parent) as partial:
@@ -79,9 +84,34 @@ def _state(source: Path, config: Config, vocabulary: Vocabulary) -> dict[str, An
     }
 
 
-def missing_folder(argument: str | None, folder: Path, expected: str) -> ConfigurationError:
-    """Return the error for a folder that does not exist, which may be a name of the Hugging Face hub."""
-    parts, hub = folder.parts, ""
-    if len(parts) == 2 and not (folder.is_absolute() or folder.parent.is_dir() or ".." in parts):
-        hub = f"; models of the Hugging Face hub are not downloaded: hf download {folder} --local-dir {parts[1]}"
-    return ConfigurationError(argument, folder, "no such folder", f"give {expected}{hub}")
+def _settings_of(config: Config, vocabulary: Vocabulary, ignored: Collection[str] = ()) -> LoadSettings:
+    """Return the settings with which `load` decodes as Hugging Face's `generate` does by default.
+
+    Args:
+        config, vocabulary: of the model.
+        ignored: names of settings of generation that shall not count.
+
+    Raises:
+        ConfigurationError: for a multilingual model without language tokens, and as `generation_options`.
+    """
+    options = generation_options(config.file.parent, config.own, vocabulary.names, ignored)
+    if config["model_type"] == "bart":
+        options["source_first_token"] = "<s>"
+        is_forced = config.values.get("forced_bos_token_id") == config["bos_token_id"]
+        if is_forced and "forced_bos_token_id" not in ignored:
+            options["forced_first_token"] = "<s>"
+    languages = {}
+    if config["model_type"] in ("m2m_100", "mbart"):
+        for symbol in vocabulary.symbols:
+            match = _LANGUAGE.fullmatch(symbol)
+            if match is not None:
+                languages[match[1] or symbol] = symbol
+        if not languages:
+            raise ConfigurationError(
+                None,
+                config.file.parent,
+                "has no language tokens (__de__, deu_Latn or de_DE), with which sources and outputs of a "
+                f"{config['model_type']} model begin",
+                "save its tokenizer into it with save_pretrained",
+            )
+    return LoadSettings(languages, options)

@@ -2,21 +2,14 @@
 
 import json
 import os
-import re
-from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
-from fairseq_plugins.conversion.families import Config
-from fairseq_plugins.conversion.generation import generation_options
-from fairseq_plugins.conversion.vocabulary import Vocabulary
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.typed_values import read_json
 
 _FILE = "load.json"
-# Language tokens in the vocabularies of M2M-100 (`__de__`), NLLB (`deu_Latn`) and mBART-50 (`de_DE`).
-_LANGUAGE = re.compile(r"__([a-z]{2,3})__|[a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2}")
 
 
 class _Contents(TypedDict):
@@ -77,36 +70,3 @@ class LoadSettings:
                 )
             options[option] = self.languages[name]
         return options
-
-
-def settings_of(config: Config, vocabulary: Vocabulary, ignored: Collection[str] = ()) -> LoadSettings:
-    """Return the settings with which `load` decodes as Hugging Face's `generate` does by default.
-
-    Args:
-        config, vocabulary: of the model.
-        ignored: names of settings of generation that shall not count.
-
-    Raises:
-        ConfigurationError: for a multilingual model without language tokens, and as `generation_options`.
-    """
-    options = generation_options(config.file.parent, config.own, vocabulary.names, ignored)
-    if config["model_type"] == "bart":
-        options["source_first_token"] = "<s>"
-        is_forced = config.values.get("forced_bos_token_id") == config["bos_token_id"]
-        if is_forced and "forced_bos_token_id" not in ignored:
-            options["forced_first_token"] = "<s>"
-    languages = {}
-    if config["model_type"] in ("m2m_100", "mbart"):
-        for symbol in vocabulary.symbols:
-            match = _LANGUAGE.fullmatch(symbol)
-            if match is not None:
-                languages[match[1] or symbol] = symbol
-        if not languages:
-            raise ConfigurationError(
-                None,
-                config.file.parent,
-                "has no language tokens (__de__, deu_Latn or de_DE), with which sources and outputs of a "
-                f"{config['model_type']} model begin",
-                "save its tokenizer into it with save_pretrained",
-            )
-    return LoadSettings(languages, options)

@@ -98,7 +98,8 @@ def deferred_settings() -> Iterator[None]:
 def without_garbage_collection() -> Iterator[None]:
     """Keep Python's garbage collector off: modules stay, and it would visit all their objects again and again.
 
-    A command never visits them later either, not even at its end.
+    A command never visits them later either, not even at its end. In a program they count as old, as if collections
+    had visited them; its own garbage is still collected.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -107,5 +108,8 @@ def without_garbage_collection() -> Iterator[None]:
     finally:
         if is_tool():
             gc.freeze()
+        elif gc.get_freeze_count() == 0:
+            gc.freeze()
+            gc.unfreeze()  # into the oldest generation
         if was_enabled:
             gc.enable()

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_plugins.api.options import spelling_of
-from fairseq_plugins.conversion.convert import missing_folder
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.process.deferred import without_garbage_collection
 from fairseq_plugins.shared.cli import CommandParser, not_negative, positive, run_command
+from fairseq_plugins.shared.files import missing_folder
 
 NAME = "spec-dec-serve"
 KEY_VARIABLE = "SPEC_DEC_API_KEY"

@@ -210,3 +210,11 @@ def sha256_of(file: Path) -> str:
 def sha256(files: Sequence[Path]) -> str:
     """Return one hash of the contents of files."""
     return hashlib.sha256(b"".join(bytes.fromhex(sha256_of(file)) for file in files)).hexdigest()
+
+
+def missing_folder(argument: str | None, folder: Path, expected: str) -> ConfigurationError:
+    """Return the error for a folder that does not exist, which may be a name of the Hugging Face hub."""
+    parts, hub = folder.parts, ""
+    if len(parts) == 2 and not (folder.is_absolute() or folder.parent.is_dir() or ".." in parts):
+        hub = f"; models of the Hugging Face hub are not downloaded: hf download {folder} --local-dir {parts[1]}"
+    return ConfigurationError(argument, folder, "no such folder", f"give {expected}{hub}")

@@ -35,8 +35,8 @@ import ctranslate2
 import torch
 
 import fairseq_plugins
-from fairseq_plugins import conversion
 from fairseq_plugins.benchmarks.ctranslate import convert
+from fairseq_plugins.conversion.convert import convert as convert_to_fairseq
 from tests.conversion.support import CLASSES
 
 LONGEST = 40
@@ -223,7 +223,7 @@ def main() -> None:
         folder = args.folder or Path(temporary)
         if not (folder / "out").exists():
             save_model(folder / "hf", shape, args.half)
-            conversion.convert(folder / "hf", folder / "out")
+            convert_to_fairseq(folder / "hf", folder / "out")
         loaders = contenders(folder, shape, args)
         rows = {name: loaders[name]() for name in (args.rows.split(",") if args.rows else loaders)}
         outputs = {name: [ids for batch in batches for ids in decode(batch)] for name, decode in rows.items()}

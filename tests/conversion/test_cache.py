@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 import fairseq_plugins
-from fairseq_plugins.conversion import cache, convert
+from fairseq_plugins.conversion import cache
+from fairseq_plugins.conversion import convert as module
+from fairseq_plugins.conversion.convert import convert
 from fairseq_plugins.errors import ConfigurationError
 from tests.conversion.support import save_model
 
@@ -21,7 +23,7 @@ def test_load_converts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         convert(source, target)
         convert(source, target)  # another process may be faster
 
-    monkeypatch.setattr(cache, "convert", noting)
+    monkeypatch.setattr(module, "convert", noting)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # hydra's
         convert(tmp_path / "hf", tmp_path / "out")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import fairseq_plugins
+from fairseq_plugins.conversion.convert import convert
 from tests.conversion.support import first_tokens, languages, names, save_model, sources
 from tests.support import run_in_process
 
@@ -20,7 +21,7 @@ TRAINING = (
 def test_drafter_of_twenty_updates(name: str, tmp_path: Path) -> None:
     save_model(name, tmp_path / "hf")
     model, token = tmp_path / "model", names(name)
-    fairseq_plugins.conversion.convert(tmp_path / "hf", model)
+    convert(tmp_path / "hf", model)
     text = [" ".join(token[number] for number in one) for one in sources()]
     options = {"device": "cpu", "max_len_b": LONGEST, **languages(name)}
     expected = fairseq_plugins.load(model, decoder="beam", **options).translate(text, beam=1)

@@ -13,6 +13,7 @@ import sentencepiece
 import torch
 
 import fairseq_plugins
+from fairseq_plugins.conversion.convert import convert
 from fairseq_plugins.conversion.vocabulary import byte_level_bpe, text_files
 from fairseq_plugins.errors import ConfigurationError
 from tests.conversion.support import CLASSES, SIZES, TOKENIZERS, liven
@@ -249,7 +250,7 @@ def test_ids_and_text_are_those_of_generate(name: str, tmp_path: Path) -> None:
     batches = (text[first : first + BATCH_SIZE] for first in range(0, SENTENCES, BATCH_SIZE))
     expected = [pair for batch in batches for pair in generated(model, tokenizer, batch, forced)]
     assert len({one for _, one in expected}) > min(SENTENCES // 4, 50)
-    fairseq_plugins.conversion.convert(folder, tmp_path / "out")
+    convert(folder, tmp_path / "out")
     own = fairseq_plugins.load(
         tmp_path / "out", decoder="greedy", device="cpu", max_len_b=LONGEST, **LANGUAGES.get(name, {})
     )
