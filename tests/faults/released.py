@@ -82,11 +82,11 @@ def spoiled(folder: Path, models: Path, data: Path) -> Path:
         for key in ("model", "cfg"):
             torch.save({other: state[other] for other in state if other != key}, folder / f"{name}.no_{key}.pt")
     torch.save([1, 2], folder / "list.pt")
-    for value in (math.nan, math.inf):
-        state = torch.load(models / "verifier.pt", weights_only=False)
-        state["model"]["decoder.layers.0.fc1.bias"][3] = value
-        torch.save(state, folder / f"verifier.{value}.pt")
     state, bias = torch.load(models / "verifier.pt", weights_only=False), "decoder.layers.0.fc2.bias"
+    before = state["model"]["decoder.layers.0.fc1.bias"].clone()
+    state["model"]["decoder.layers.0.fc1.bias"][3] = math.nan
+    torch.save(state, folder / "verifier.nan.pt")
+    state["model"]["decoder.layers.0.fc1.bias"] = before
     state["model"][bias] = torch.full_like(state["model"][bias].float(), 3e38)
     torch.save(state, folder / "verifier.overflow.pt")
     state = torch.load(models / "verifier.pt", weights_only=False)
@@ -104,7 +104,6 @@ def spoiled(folder: Path, models: Path, data: Path) -> Path:
         "dict.short": ("dict.src.txt", lambda text: b"".join(text.splitlines(keepends=True)[:-5])),
         "idx.cut": ("test.src-tgt.src.idx", lambda index: index[:40]),
         "idx.empty": ("test.src-tgt.src.idx", lambda index: b""),
-        "idx.foreign": ("test.src-tgt.src.idx", lambda index: b"foreign" * 20),
         "bin.cut": ("test.src-tgt.src.bin", lambda tokens: tokens[:40]),
         "bin.foreign": ("test.src-tgt.src.bin", lambda tokens: b"\x7f" * len(tokens)),
     }
