@@ -468,13 +468,6 @@ def finish_command(process: subprocess.Popen) -> subprocess.CompletedProcess:
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
-def run_command(
-    command: str, arguments: str, *more: str, plugin: bool = True, programs: Path | None = None
-) -> subprocess.CompletedProcess:
-    """Run `fairseq-<command>` in a new process; see `start_command`."""
-    return finish_command(start_command(command, arguments, *more, plugin=plugin, programs=programs))
-
-
 def run_in_process(
     command: str, arguments: str, *more: str, input: str = "", plugin: bool = True
 ) -> subprocess.CompletedProcess:

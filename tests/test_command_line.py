@@ -108,18 +108,6 @@ def test_fast_beam_prints_what_fairseq_prints(corpus: Corpus, options: str) -> N
     assert re.search(r"^fast-beam: 36 sentences, \d+ tokens, \d+ iterations, ", ours.stderr, re.MULTILINE)
 
 
-def test_what_fast_beam_counts(corpus: Corpus, tmp_path: Path) -> None:
-    file = tmp_path / "stats.jsonl"
-    run = generate(corpus, f"--task spec_dec --decoder fast-beam --beam 3 --batch-size 7 --stats-file {file} --profile")
-    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    lengths = {number: len(text.split()) + 1 for number, text in hypotheses(run.stdout).items()}
-    assert len(records) == 36
-    for record in records:
-        assert record["tokens"] == lengths[record["id"]] == sum(record["emitted"])
-        assert len(record["emitted"]) == record["iterations"] >= record["tokens"]
-    assert "| verifier" in run.stderr and "| acceptance" in run.stderr
-
-
 @pytest.mark.parametrize("options", ["--ensemble", "--prefix-size 2", "--max-tokens 60"])
 def test_ensembles_prefixes_and_batches_by_tokens(corpus: Corpus, options: str) -> None:
     """fairseq itself drops the last batch if its size is not a multiple of 8."""
@@ -138,18 +126,19 @@ def test_drafter_alone_and_relaxed(corpus: Corpus) -> None:
     assert len(hypotheses(relaxed.stdout)) == 36
 
 
-def test_statistics_file_adds_up_to_the_summary(corpus: Corpus, tmp_path: Path) -> None:
-    file = tmp_path / "stats.jsonl"
-    run = generate(
-        corpus,
-        f"--task spec_dec --decoder gad --drafter-path {corpus.drafter} --stats-file {file} --batch-size 5",
-    )
+@pytest.mark.parametrize("decoder", ["gad --drafter-path {drafter}", "fast-beam --beam 3"])
+def test_statistics_file_adds_up_to_the_summary(corpus: Corpus, tmp_path: Path, decoder: str) -> None:
+    file, decoder = tmp_path / "stats.jsonl", decoder.format(**vars(corpus))
+    run = generate(corpus, f"--task spec_dec --decoder {decoder} --stats-file {file} --batch-size 5 --profile")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert sorted(line["id"] for line in lines) == list(range(36))
-    summary = next(line for line in run.stderr.splitlines() if line.startswith("gad: "))
+    assert {line["id"]: line["tokens"] for line in lines} == {
+        number: len(text.split()) + 1 for number, text in hypotheses(run.stdout).items()
+    }
     tokens, iterations = (sum(line[name] for line in lines) for name in ("tokens", "iterations"))
-    assert f"36 sentences, {tokens} tokens, {iterations} iterations" in summary
+    assert f"36 sentences, {tokens} tokens, {iterations} iterations" in run.stderr
     assert all(sum(line["emitted"]) == line["tokens"] for line in lines)
+    assert all(len(line["emitted"]) == line["iterations"] for line in lines)
+    assert "| verifier" in run.stderr and "| acceptance" in run.stderr
 
 
 def test_interactive_with_empty_and_unknown_words(corpus: Corpus) -> None:

@@ -118,13 +118,6 @@ def test_only_one_run_at_a_time(sleeping: subprocess.Popen, tmp_path: Path) -> N
     assert run(tmp_path, "log", "log", "true", LOCK="models.lock").returncode == 0
 
 
-def _checkpoint(file: Path, text: str, whole: bool = True) -> None:
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("data", text * 1000)
-    if not whole:
-        file.write_bytes(file.read_bytes()[:-50])
-
-
 def test_a_half_written_checkpoint_is_mended(tmp_path: Path) -> None:
     last = tmp_path / "checkpoint_last.pt"
     for file, text in ((tmp_path / "checkpoint_best.pt", "best"), (last, "last")):
