@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from fairseq_plugins.errors import ConfigurationError, explain, on_command_line, one_line
+from fairseq_plugins.process.ending import set_failed
 from fairseq_plugins.process.output import (
     abandon_output,
     is_output_failure,
@@ -36,7 +38,31 @@ def excepthook(kind: type[BaseException], error: BaseException, trace: Traceback
         if explained is None:
             sys.__excepthook__(kind, error, trace)
         else:
-            say(f"error: {explained.spelled(on_command_line)}")
+            _say_once(explained)
+
+
+def thread_excepthook(given: threading.ExceptHookArgs) -> None:
+    """Print one line for an error in a thread that has one, in place of `threading.excepthook`, and fail at the end."""
+    explained = None if given.exc_value is None else explain_in_tool(given.exc_value)
+    if explained is None:
+        threading.__excepthook__(given)
+    else:
+        set_failed()
+        _say_once(explained)
+
+
+_said: set[str] = set()
+
+
+def _say_once(explained: ConfigurationError) -> None:
+    """Print an error: TensorBoard writes in a thread, and raises its error again in the main thread."""
+    line = f"error: {explained.spelled(on_command_line)}"
+    if line not in _said:
+        _said.add(line)
+        say(line)
+    if explained.option == "--tensorboard-logdir":
+        # fairseq closes its writers at exit, which would raise the error once more.
+        vars(sys.modules["fairseq.logging.progress_bar"])["_tensorboard_writers"].clear()
 
 
 def explain_in_tool(error: BaseException) -> ConfigurationError | None:
@@ -60,6 +86,10 @@ def _wrong_file(error: BaseException, given: Mapping[str, Any]) -> Configuration
         if is_printing or Path(os.fsdecode(error.filename or "")).absolute().is_relative_to(Path(results).absolute()):
             problem = f"cannot be written ({error.strerror})"
             return ConfigurationError("--results-path", results, problem, "free disk space, or give another folder")
+    logdir = given.get("tensorboard_logdir")
+    if isinstance(error, OSError) and logdir is not None and any("tensorboard" in Path(file).parts for file in files):
+        problem = f"cannot be written ({error.strerror})"
+        return ConfigurationError("--tensorboard-logdir", logdir, problem, "free disk space, or give another folder")
     try:
         check_dictionaries(given.get("data") or "")
         check_sentencepiece(given.get("sentencepiece_model"))

@@ -1,6 +1,8 @@
 """TensorBoard: contents of the event files of a real training."""
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from fairseq_plugins.criterions import tensorboard
 from tests.conftest import TINY, TRAINING, Corpus
-from tests.support import run_in_process
+from tests.support import run_command, run_in_process
 
 # All tests share one training.
 pytestmark = pytest.mark.xdist_group("tensorboard")
@@ -119,3 +121,22 @@ def test_sample_text_by_hand() -> None:
         r"| 1 | **▁a @@\|** &lt;/s&gt; | ▁a @@\| @@\| &lt;/s&gt; |",
         "| 2 | &lt;unk&gt; | &lt;/s&gt; &lt;unk&gt; |",
     ]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a file system")
+def test_a_full_disk_is_one_line(corpus: Corpus, tmp_path: Path) -> None:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", tmp_path], capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        options = f"{TRAINING} --no-save --max-update 99 --log-interval 1 --disable-validation"
+        run = run_command(
+            "train",
+            f"{corpus.data} --task spec_dec --arch transformer {TINY} --criterion cross_entropy {options}",
+            "--tensorboard-logdir",
+            str(tmp_path / "events"),
+        )
+    finally:
+        subprocess.run(["umount", "--lazy", tmp_path], check=True)
+    messages = [line for line in run.stderr.splitlines() if re.match("error|Traceback|Exception", line)]
+    full = "cannot be written (No space left on device); free disk space, or give another folder"
+    assert (run.returncode, messages) == (1, [f"error: --tensorboard-logdir {tmp_path}/events: {full}"])
