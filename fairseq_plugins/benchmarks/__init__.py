@@ -1,1 +1,1 @@
-"""Compare speed, quality, latency and memory of our decoders, fairseq's search and CTranslate2."""
+"""Compare speed, quality and latency of our decoders, fairseq's search and CTranslate2."""

@@ -4,7 +4,7 @@
     spec-dec-bench --replay base --long
 
 Takes all options of fairseq-generate. One process loads the models once, and decoders are timed in turns, so that other
-load on the machine slows all of them alike. --long adds tables of latency, memory and the spread of the repetitions.
+load on the machine slows all of them alike. --long adds tables of latency and the spread of the repetitions.
 """
 
 import json
@@ -17,8 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fairseq_plugins.benchmarks import ctranslate, peak_memory, replay, tables
-from fairseq_plugins.benchmarks.bench import Bench
+from fairseq_plugins.benchmarks import ctranslate, replay, tables
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, GREEDY, Contender, lossy_note, reference_of
 from fairseq_plugins.benchmarks.measuring import Plan, Row, bleu_signature, drafting_notes, measure, profiles
 from fairseq_plugins.benchmarks.setting import Setting, configure
@@ -31,11 +30,7 @@ from fairseq_plugins.shared.machine import machine
 
 logger = logging.getLogger("spec-dec-bench")
 
-LONG_NOTE = (
-    "Latency: percentiles over the sentences of each sentence's median over the repetitions. Memory: peak in a "
-    "separate process; on a CPU resident memory minus that before models were loaded, on a GPU memory allocated by "
-    "PyTorch, and memory reserved by it (CUDA graphs included)."
-)
+LONG_NOTE = "Latency: percentiles over the sentences of each sentence's median over the repetitions."
 
 
 def notes(setting: Setting, contenders: Sequence[Contender], rows: Sequence[Row], plan: Plan) -> list[str]:
@@ -100,17 +95,11 @@ def records(rows: Sequence[Row], batch_sizes: Sequence[int], profiled: Mapping[s
 
 
 def sections(
-    rows: Sequence[Row], args: Any, bench: Bench, plan: Plan, argv: Sequence[str], profiled: Mapping[str, Profile]
+    rows: Sequence[Row], long: bool, batch_sizes: Sequence[int], profiled: Mapping[str, Profile]
 ) -> list[tuple[str, str]]:
-    """Return title (may be empty) and text of all tables; measures memory with --long."""
-    sizes = plan.batch_sizes
-    found = [("", tables.table_of(rows, tables.short(rows, sizes)))]
-    if args.long:
-        found += tables.long(rows, sizes)
-    if args.long and not args.no_memory:
-        ends = sorted({min(sizes), max(sizes)})
-        peak_memory.add_memory(rows, ends, bench.first(plan.timing_sentences), argv)
-        found.append(("Memory", tables.memory(rows, ends)))
+    """Return title (may be empty) and text of all tables."""
+    found = [("", tables.table_of(rows, tables.short(rows, batch_sizes)))]
+    found += tables.long(rows, batch_sizes) if long else []
     return found + [(f"Where the time goes: {row}, batch 1", profile.table()) for row, profile in profiled.items()]
 
 
@@ -125,7 +114,7 @@ def run(argv: Sequence[str]) -> None:
     profiled = profiles(bench, contenders, plan)
     parts = [
         f"## {title}\n\n{text}\n" if title else f"{text}\n"
-        for title, text in sections(rows, args, bench, plan, argv, profiled)
+        for title, text in sections(rows, args.long, plan.batch_sizes, profiled)
     ]
     lines = [
         *notes(setting, contenders, rows, plan),

@@ -37,9 +37,6 @@ class Row:
     seconds: dict[int, list[float]] = field(default_factory=dict)  # batch size -> one entry per repetition
     lossless: bool = False  # by construction
     lossy: bool = False  # weights are rounded
-    weights: int | None = None  # bytes of its models
-    peak_memory: dict[int, int] = field(default_factory=dict)  # batch size -> bytes: see `peak_memory`
-    peak_reserved: dict[int, int] = field(default_factory=dict)  # the same, reserved by PyTorch on a GPU
     reference: str = BEAM_1  # name of the row that the output is compared with
     latencies: list[float] = field(default_factory=list)  # median seconds of every timed sentence at batch size 1
 

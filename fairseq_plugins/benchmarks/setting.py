@@ -29,13 +29,13 @@ from fairseq_plugins.shared.parsing import as_config, check_paths, generation_pa
 
 def get_parser(contenders: Sequence[Contender]) -> CommandParser:
     """Return fairseq-generate's parser with the options of a comparison; `contenders` are the rows to name."""
-    description = "Compare output, speed, latency and memory of decoders, with fairseq's own search and CTranslate2."
+    description = "Compare output, speed and latency of decoders, with fairseq's own search and CTranslate2."
     example = "spec-dec-bench data-bin --path verifier.pt --drafter-path drafter.pt --results results"
     parser = generation_parser("spec-dec-bench", description, example)
     add = parser.add_argument_group("comparison").add_argument
     known = ", ".join(contender.name for contender in contenders)
     add("--results", metavar="FOLDER", help="write table.md and table.json there")
-    add("--long", action="store_true", help="also show latency, memory, and the spread of the repetitions")
+    add("--long", action="store_true", help="also show latency and the spread of the repetitions")
     names = (
         f"rows to measure besides {BEAM_1} (quote them), or all (default: fairseq's searches and our decoders; with "
     )
@@ -55,7 +55,6 @@ def get_parser(contenders: Sequence[Contender]) -> CommandParser:
     sizes = "batch sizes to time (default: 1,16)"
     add("--timing-batch-sizes", type=positive_list, default=[1, 16], metavar="N,N", help=sizes)
     add("--threads", type=positive, metavar="N", help="threads on the CPU (default: OMP_NUM_THREADS)")
-    add("--no-memory", action="store_true", help="with --long, do not measure memory, which loads the models again")
     add = parser.add_argument_group("random weights").add_argument
     shape = "measure the speed of a Transformer of this size, with random weights and simulated drafts; needs neither "
     shape += "DATA nor --path"

@@ -3,7 +3,7 @@
     spec-dec-sweep DATA --path V.pt --drafter-path D.pt --gen-subset valid --block-sizes 5,10 --top-betas 1,3,5 \\
         --taus 0,1,2,3 --output FOLDER
 
-Takes all options of fairseq-generate. Prints tables as GAD Tables 2 and 3, and recommended settings. An interrupted
+Takes all options of fairseq-generate. Prints a table (as GAD Tables 2 and 3) and recommended settings. An interrupted
 sweep resumes: finished settings are in FOLDER/cells.jsonl.
 """
 

@@ -1,6 +1,6 @@
 """The settings of a sweep, their measurements, and recommendations."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 GREEDY = "AT, greedy"
@@ -48,11 +48,6 @@ class CellResult:
         """Sentences per second."""
         return self.sentences / max(self.seconds, 1e-9)
 
-    @property
-    def tokens(self) -> float:
-        """Tokens per iteration; 0 if not counted."""
-        return self.tokens_per_iteration or 0.0
-
 
 CellResults = dict[Cell, CellResult]
 
@@ -63,13 +58,14 @@ def grid(block_sizes: Sequence[int], top_betas: Sequence[int], taus: Sequence[fl
     return list(dict.fromkeys(Cell(cell.block_size) if cell.exact else cell for cell in cells))
 
 
-def pareto_front(results: Mapping[Cell, CellResult], speed: Callable[[CellResult], float]) -> set[Cell]:
+def pareto_front(results: Mapping[Cell, CellResult]) -> set[Cell]:
     """Return the settings that no other beats in speed without losing BLEU, or in BLEU without losing speed."""
+    settings = without_baselines(results)
     front = set()
     best = float("-inf")
-    for cell in sorted(results, key=lambda c: (-speed(results[c]), -results[c].bleu, c)):
-        if results[cell].bleu > best:
-            best = results[cell].bleu
+    for cell in sorted(settings, key=lambda c: (-settings[c].rate, -settings[c].bleu, c)):
+        if settings[cell].bleu > best:
+            best = settings[cell].bleu
             front.add(cell)
     return front
 

@@ -1,4 +1,4 @@
-"""The tables of `spec-dec-bench`: a short one, and with --long output, speed, speed-ups, latency and memory."""
+"""The tables of `spec-dec-bench`: a short one, and with --long output, speed, speed-ups and latency."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,7 +10,6 @@ from fairseq_plugins.benchmarks.measuring import Row, speed_up
 from fairseq_plugins.shared.display import shown, table
 
 PERCENTILES = (50, 90, 99)
-_MEGABYTE = 1e6
 
 # Title of a column, and the cell of a row in it.
 Column = tuple[str, Callable[[Row], str]]
@@ -53,16 +52,6 @@ def long(rows: Sequence[Row], batch_sizes: Sequence[int]) -> list[tuple[str, str
         latency = [(f"p{percent}", _percentile(percent)) for percent in PERCENTILES]
         tables.append(("Latency", table_of(rows, latency, "ms per sentence, batch 1")))
     return tables
-
-
-def memory(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
-    """Return megabytes, as SpecDec Tables 14 and 15: weights and peak, on a GPU of allocated and of reserved memory."""
-    columns: list[Column] = [("model weights", lambda row: megabytes(row.weights))]
-    for size in batch_sizes:
-        columns.append((f"peak, batch {size}", _at(size, lambda row, size: megabytes(row.peak_memory.get(size)))))
-        if any(row.peak_reserved for row in rows):
-            columns.append(("reserved", _at(size, lambda row, size: megabytes(row.peak_reserved.get(size)))))
-    return table_of(rows, columns, "MB")
 
 
 def by_batch(batch_sizes: Sequence[int], cell: Callable[[Row, int], str], title: str = "") -> list[Column]:
@@ -126,8 +115,3 @@ def _rates(row: Row, batch_size: int) -> str:
 
 def _percentile(percent: int) -> Callable[[Row], str]:
     return lambda row: f"{np.percentile(row.latencies, percent) * 1000:.1f}"
-
-
-def megabytes(size: int | None) -> str:
-    """Return bytes as megabytes."""
-    return "not measured" if size is None else f"{size / _MEGABYTE:.1f}"

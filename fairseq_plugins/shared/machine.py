@@ -1,4 +1,4 @@
-"""The machine of a measurement in one line, and the memory of this process."""
+"""The machine of a measurement in one line."""
 
 import datetime
 import os
@@ -21,12 +21,6 @@ def cpu_model() -> str:
     """Return the processor's name as Linux knows it, elsewhere what Python knows."""
     names = _fields(Path("/proc/cpuinfo"), "model name")
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def resident(field: str) -> int:
-    """Return the bytes in a field of Linux's status of this process, 0 without the field."""
-    sizes = _fields(Path("/proc/self/status"), field)
-    return 1024 * int(sizes[0].split()[0]) if sizes else 0
 
 
 def _fields(file: Path, name: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""`spec-dec-sweep`: tables against the paper's, choosing and resuming with a stub, and one small real run."""
+"""`spec-dec-sweep`: the table, choosing and resuming with a stub, and one small real run."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from fairseq_plugins.benchmarks.sweep_cells import (
     recommendations,
 )
 from fairseq_plugins.benchmarks.sweep_journal import Journal
-from fairseq_plugins.benchmarks.sweep_tables import markdown, table_2, table_3
+from fairseq_plugins.benchmarks.sweep_tables import markdown
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages.sweep_figure import read_sweep
 from tests.conftest import Corpus
@@ -31,6 +31,8 @@ TABLE_3 = {
     4: (10.04, 26.78, 10.50, 26.74),
     5: (10.38, 26.70, 10.99, 26.64),
 }
+# At τ = 4 both β are on the front, at the others top-5 accepts more, or loses less than top-3 does at a larger τ.
+FRONT = {(5, 1), (5, 2), (5, 3), (3, 4), (5, 4), (5, 5)}
 BEAM = Cell(baseline="AT (b = 5)")
 
 
@@ -48,32 +50,17 @@ def _paper() -> CellResults:
     return results
 
 
-def _cells(table: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
-
-
 # Tables
 
 
-def test_table_3_of_the_paper() -> None:
-    rows = _cells(table_3(_paper(), 25))
-    assert [row[0] for row in rows] == ["1", "2", "3", "4", "5"]
-    for row, (tokens_3, bleu_3, tokens_5, bleu_5) in zip(rows, TABLE_3.values(), strict=True):
-        expected = [f"{tokens_3:.2f}/{bleu_3:.2f}", f"{tokens_5:.2f}/{bleu_5:.2f}"]
-        assert [cell.strip("*") for cell in row[1:]] == expected
-    # At tau 4 both beta are on the front, at the others top-5 accepts more at no lower BLEU.
-    assert rows[3][1:] == ["**10.04/26.78**", "**10.50/26.74**"]
-    assert rows[0][1:] == ["7.56/27.02", "**7.58/27.02**"]
-
-
-def test_table_2_of_the_paper() -> None:
-    """AT first, then exact, then the paper's setting by block size."""
-    rows = _cells(table_2(_paper()))
-    assert rows[0] == ["AT (b = 5)", "/", "/", "26.72", "1.00×", "1.0"]
-    assert rows[1] == ["AT, greedy", "/", "1.00", "26.62", "1.10×", "1.1"]
-    assert rows[2] == ["GAD", "25", "6.13", "26.62", "3.00×", "3.0"]
-    assert rows[3] == ["GAD++ (top-3, τ = 1)", "10", "5.97", "26.68", "3.04×", "3.0"]
-    assert rows[4] == ["", "25", "7.56", "27.02", "3.78×", "3.8"]
+def test_table() -> None:
+    """Baselines come first; speed is over greedy, and the front is of speed and BLEU."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in markdown(_paper(), 0.2, []).splitlines()[2:16]]
+    assert rows[0] == ["AT (b = 5)", "-", "26.72", "+0.10", "1.0", "0.91×", ""]
+    assert rows[1] == ["AT, greedy", "1.00", "26.62", "+0.00", "1.1", "1.00×", ""]
+    assert rows[2] == ["k = 10, top-3, τ = 1", "5.97", "26.68", "+0.06", "3.0", "2.76×", ""]
+    assert rows[3] == ["k = 25, exact", "6.13", "26.62", "+0.00", "3.0", "2.73×", ""]
+    assert {row[0] for row in rows if row[-1]} == {f"k = 25, top-{beta}, τ = {tau}" for beta, tau in FRONT}
 
 
 # Choosing
@@ -81,13 +68,14 @@ def test_table_2_of_the_paper() -> None:
 
 def test_pareto_front() -> None:
     results = {
+        Cell(baseline=GREEDY): _result(1.0, 40.0, 9),
         Cell(1): _result(1.0, 30.0, 1),
-        Cell(2): _result(2.0, 29.0, 1),
-        Cell(3): _result(2.0, 28.0, 1),  # as fast, worse
-        Cell(4): _result(3.0, 29.0, 1),  # beats the second
-        Cell(5): _result(3.0, 29.0, 1),  # equals the fourth
+        Cell(2): _result(1.0, 29.0, 2),
+        Cell(3): _result(1.0, 28.0, 2),  # as fast, worse
+        Cell(4): _result(1.0, 29.0, 3),  # beats the second
+        Cell(5): _result(1.0, 29.0, 3),  # equals the fourth
     }
-    assert pareto_front(results, lambda result: result.tokens_per_iteration) == {Cell(1), Cell(4)}
+    assert pareto_front(results) == {Cell(1), Cell(4)}
 
 
 def test_recommendations() -> None:
