@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from fairseq_plugins.criterions import tensorboard
 from tests.conftest import TINY, TRAINING, Corpus
-from tests.support import run_command, run_in_process
+from tests.support import finish_command, run_in_process, start_command
 
 # All tests share one training.
 pytestmark = pytest.mark.xdist_group("tensorboard")
@@ -129,12 +129,8 @@ def test_a_full_disk_is_one_line(corpus: Corpus, tmp_path: Path) -> None:
         pytest.skip("no file system can be mounted here")
     try:
         options = f"{TRAINING} --no-save --max-update 99 --log-interval 1 --disable-validation"
-        run = run_command(
-            "train",
-            f"{corpus.data} --task spec_dec --arch transformer {TINY} --criterion cross_entropy {options}",
-            "--tensorboard-logdir",
-            str(tmp_path / "events"),
-        )
+        options += f" --task spec_dec --arch transformer {TINY} --criterion cross_entropy"
+        run = finish_command(start_command("train", f"{corpus.data} {options} --tensorboard-logdir {tmp_path}/events"))
     finally:
         subprocess.run(["umount", "--lazy", tmp_path], check=True)
     messages = [line for line in run.stderr.splitlines() if re.match("error|Traceback|Exception", line)]
