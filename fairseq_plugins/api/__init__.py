@@ -2,7 +2,7 @@
 
 from fairseq_plugins.api.loading import load
 from fairseq_plugins.api.memory import Memory
-from fairseq_plugins.api.model import Model, Session
+from fairseq_plugins.api.model import Model
 from fairseq_plugins.api.options import CallOptions, LoadOptions, WrapOptions
 from fairseq_plugins.api.results import CallStatistics, Step, Translation
 from fairseq_plugins.api.service import Service, ServiceClosed, ServiceFull
@@ -17,7 +17,6 @@ __all__ = [
     "Service",
     "ServiceClosed",
     "ServiceFull",
-    "Session",
     "Step",
     "Translation",
     "WrapOptions",

@@ -320,10 +320,6 @@ class Model(BatchDecoder):
         """Return a service, which decodes sentences of many threads in one running batch: see `Service`."""
         return Service(self, threads, max_sentences, max_beam)
 
-    def session(self) -> "Session":
-        """Return a session for text that changes: see `fairseq_plugins.Session`."""
-        return Session(self)
-
     def tokenize(self, text: str) -> list[str]:
         """Split raw text into source subwords, as `translate` does.
 
@@ -342,35 +338,3 @@ class Model(BatchDecoder):
     def knows(self, token: str) -> bool:
         """Return whether the target's dictionary has a subword."""
         return token in self._session.task.target_dictionary
-
-
-class Session:
-    """Retranslates a text whenever it changes, such as captions or typing; made by `Model.session`.
-
-    The whole source is encoded each time, so each translation equals `translate(text)`.
-
-    Attributes:
-        translation: the last translation, None before the first.
-
-    Raises:
-        ConfigurationError: if the model's decoder is not "reuse".
-    """
-
-    def __init__(self, model: Model) -> None:
-        if model.decoder != "reuse":
-            problem = f"is not for decoder {model.decoder}"
-            raise ConfigurationError("session", None, problem, "load with {--decoder reuse}")
-        self._model = model
-        self.translation: str | None = None
-
-    def __repr__(self) -> str:
-        return f"Session({self._model!r})"
-
-    def translate(self, text: str) -> str:
-        """Translate the text as it is now.
-
-        Raises:
-            ConfigurationError: as `Model.translate`.
-        """
-        self.translation = self._model.translate(text, drafts=self.translation)
-        return self.translation

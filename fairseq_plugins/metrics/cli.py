@@ -1,9 +1,9 @@
-"""Score translations against references: BLEU, chrF, TER, ROUGE, SARI, F0.5 of edits, repetition, COMET.
+"""Score translations against references: BLEU, chrF, TER, ROUGE, SARI, F0.5 of edits, repetition.
 
     spec-dec-metrics --hypotheses generate.out [--references FILE ...] [--source FILE] [--baseline FILE]
 
 Files are plain text with one sentence per line, or output of fairseq-generate or fairseq-interactive, whose sentences
-are sorted. All values come from the tools that papers cite (sacrebleu, sacremoses, rouge-score, COMET), except SARI
+are sorted. All values come from the tools that papers cite (sacrebleu, sacremoses, rouge-score), except SARI
 (`sari.py`), F0.5 of edits (`edits.py`) and the token repetition ratio, which have no packaged tool.
 """
 
@@ -154,7 +154,7 @@ def get_parser() -> CommandParser:
     add("--hypotheses", required=True, metavar="FILE", help="translations: plain text, or output of fairseq-generate")
     references = "one or several reference files (default: the T- lines of fairseq-generate's output)"
     add("--references", nargs="+", metavar="FILE", help=references)
-    source = "source file, for SARI, F0.5 and COMET (default: the S- lines of fairseq-generate's output)"
+    source = "source file, for SARI and F0.5 (default: the S- lines of fairseq-generate's output)"
     add("--source", metavar="FILE", help=source)
     baseline = "other translations of the same text: count identical sentences, test the difference in score"
     add("--baseline", metavar="FILE", help=baseline)
@@ -170,7 +170,6 @@ def get_parser() -> CommandParser:
     add("--stemmer", action="store_true", help="ROUGE: stem words")
     separator = "ROUGE-Lsum: separator of the sentences of a line (default: <q>)"
     add("--sentence-separator", default="<q>", metavar="TEXT", help=separator)
-    add("--comet-model", metavar="MODEL.ckpt", help="COMET: model file on this machine; nothing is downloaded")
     samples = "--baseline: number of bootstrap samples (default: 1000)"
     add("--bootstrap-samples", type=positive, default=1000, metavar="N", help=samples)
     add("--json", metavar="FILE", help="also write all results there")

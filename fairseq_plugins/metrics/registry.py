@@ -1,12 +1,8 @@
 """All metrics by name, and their requirements; those that are a few lines over a library are here."""
 
-import contextlib
 import importlib.util
-import os
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 from fairseq_plugins.errors import ConfigurationError, unknown_value
 from fairseq_plugins.metrics import bleu
@@ -78,26 +74,6 @@ def edit_f(sample: Sample) -> list[Score]:
     return [Score("edit F0.5", value, f"{value:.2f}", details, how)]
 
 
-def comet(sample: Sample) -> list[Score]:
-    """Compute COMET (Rei et al. 2020) with a local model; nothing is downloaded."""
-    path = sample.settings.comet_model
-    assert path is not None and sample.sources is not None
-    # The encoder's tokenizer is read from Hugging Face's cache; without this variable the network is asked first.
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    from comet import load_from_checkpoint
-
-    with contextlib.redirect_stdout(sys.stderr):
-        model = load_from_checkpoint(path)
-        data = [
-            {"src": source, "mt": hypothesis, "ref": reference}
-            for source, hypothesis, reference in zip(
-                sample.sources.raw, sample.hypotheses.raw, sample.references[0].raw, strict=True
-            )
-        ]
-        value = float(model.predict(data, batch_size=8, gpus=0, progress_bar=sys.stderr.isatty()).system_score)
-    return [Score("COMET", value, f"{value:.4f}", "first reference", f"model {path}")]
-
-
 def repetition_ratio(sentences: Sequence[Sequence[str]]) -> float:
     """Return the share of tokens that equal the token before them in the sentence (GAD Table 9)."""
     tokens = sum(map(len, sentences))
@@ -119,7 +95,6 @@ METRICS: dict[str, Callable[[Sample], list[Score]]] = {
     "sari": sari,
     "f0.5": edit_f,
     "repetition": repetition,
-    "comet": comet,
 }
 # Metrics of rewriting, which compare with the source: computed by default only if --source is given.
 REWRITING = {"sari": "SARI", "f0.5": "edit F0.5"}
@@ -132,19 +107,7 @@ def obstacle(metric: str, sample: Sample) -> str | None:
     settings = sample.settings
     if metric in REWRITING and (sample.sources is None or settings.metrics is None and settings.source is None):
         return f"{REWRITING[metric]}: for rewriting, compares with the source; add --source FILE"
-    if metric != "comet":
-        return None
-    if importlib.util.find_spec("comet") is None:
-        return (
-            "COMET: unbabel-comet is not installed; pip install unbabel-comet, fetch a model once with comet-score "
-            "and give its file with --comet-model MODEL.ckpt"
-        )
-    path = settings.comet_model
-    if path is None:
-        return "COMET: no model given; add --comet-model MODEL.ckpt, a model file on this machine"
-    if not Path(path).is_file():
-        return f"COMET: --comet-model {path} is no file; fetch the model once with comet-score and name its .ckpt file"
-    return "COMET: compares with the source; add --source FILE" if sample.sources is None else None
+    return None
 
 
 def compute(names: Sequence[str], sample: Sample) -> tuple[list[Score], list[str]]:

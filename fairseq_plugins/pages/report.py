@@ -14,7 +14,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import sacrebleu
@@ -30,7 +29,6 @@ from fairseq_plugins.pages.findings import (
     speed_ups,
 )
 from fairseq_plugins.pages.runs import Run, load_runs, names_of, read_stats, side
-from fairseq_plugins.pages.sweep_figure import quality_figure, read_sweep
 from fairseq_plugins.pages.template import template
 from fairseq_plugins.shared.cli import CommandParser, run_command
 from fairseq_plugins.shared.display import table
@@ -79,7 +77,6 @@ def write_up(
     baseline: Run | None,
     sources: Mapping[int, str] | None,
     references: Mapping[int, str] | None,
-    sweep: Mapping[str, Any] | None,
     command: str,
 ) -> Report:
     """Write the report.
@@ -89,7 +86,6 @@ def write_up(
         baseline: run to measure wall-clock speed-up against; None counts iterations.
         sources: source text by sentence, for the edit ratio.
         references: reference text by sentence, for BLEU.
-        sweep: result of `read_sweep`.
         command: command line of the report.
     """
     report = Report(["# Decoding report"])
@@ -117,8 +113,6 @@ def write_up(
     _edits(report, runs, faster, sources, what)
     _acceptance(report, runs)
     _reliability(report, runs)
-    if sweep is not None:
-        _quality_and_speed(report, sweep)
     return report
 
 
@@ -266,14 +260,6 @@ def _reliability(report: Report, runs: Sequence[Run]) -> None:
     report.lines.append(table(rows, ["run", *HEADERS], "pipe"))
 
 
-def _quality_and_speed(report: Report, sweep: Mapping[str, Any]) -> None:
-    report.section(
-        "Quality and speed over β and τ",
-        f"From a sweep with {len(sweep['cells'])} settings; BLEU on the development set over sentences per second.",
-    )
-    report.figure("quality-speed", "BLEU over speed", quality_figure(sweep))
-
-
 def get_parser() -> CommandParser:
     """Return the parser of `spec-dec-report`."""
     example = "spec-dec-report gad.jsonl jacobi.jsonl --baseline greedy.jsonl --output report"
@@ -291,7 +277,6 @@ def get_parser() -> CommandParser:
     add("--source", metavar="FILE", help="source text, if --hypotheses are plain text")
     references = "reference text: adds BLEU (default: T- lines of fairseq-generate's output)"
     add("--references", metavar="FILE", help=references)
-    add("--sweep", metavar="sweep.json", help="result of spec-dec-sweep: adds quality over speed")
     return parser
 
 
@@ -306,9 +291,8 @@ def run(argv: Sequence[str]) -> None:
         baseline = Run(f"{label} (baseline)" if is_duplicate else label, args.baseline, read_stats(args.baseline))
     sources = side(args.source, "--source", "sources", runs)
     references = side(args.references, "--references", "references", runs)
-    sweep = None if args.sweep is None else read_sweep(args.sweep)
     command = shlex.join(["spec-dec-report", *argv])
-    report = write_up(runs, baseline, sources, references, sweep, command)
+    report = write_up(runs, baseline, sources, references, command)
     folder = Path(args.output)
     for name, png in report.figures.items():
         write_atomically(folder / name, png, "--output")

@@ -1,26 +1,9 @@
 """The figure of a sweep: quality over speed."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages.figures import GREY, LINES, draw, series_style
-from fairseq_plugins.shared.typed_values import load_json
-
-
-def read_sweep(file: str) -> dict[str, Any]:
-    """Read the `sweep.json` of `spec-dec-sweep`; raises ConfigurationError for another file."""
-    try:
-        sweep = load_json(Path(file).read_bytes())
-        if "bleu" not in sweep["cells"][0].keys() & sweep["baselines"]["greedy"].keys():
-            raise KeyError("bleu")
-    except OSError as error:
-        problem = f"{error.strerror}"
-        raise ConfigurationError("--sweep", file, problem, "give the sweep.json of spec-dec-sweep") from error
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ConfigurationError("--sweep", file, "not written by spec-dec-sweep", "give its sweep.json") from error
-    return sweep
 
 
 def quality_figure(sweep: Mapping[str, Any]) -> bytes:

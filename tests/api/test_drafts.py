@@ -36,19 +36,18 @@ def test_any_drafts(drafts: list[Any]) -> None:
 
 
 def test_text_that_grows_word_by_word() -> None:
-    """Every translation of a session is the next one's draft."""
+    """Every translation is the next one's draft."""
     model = loaded("reuse", fixed_width=True)
-    session, words = model.session(), CAPTIONS[1].split()
-    assert session.translation is None
+    words, translation = CAPTIONS[1].split(), None
     tokens = iterations = 0
     for count in range(1, len(words) + 1):
         text = " ".join(words[:count])
-        translation = session.translate(text)
+        translation = model.translate(text, drafts=translation)
         tokens, iterations = tokens + model.statistics.tokens, iterations + model.statistics.iterations
-        assert translation == session.translation == model.translate(text)
+        assert translation == model.translate(text)
     assert tokens > 2 * iterations
     # Nothing changed: one iteration.
-    assert session.translate(text) == translation and model.statistics.iterations == 1
+    assert model.translate(text, drafts=translation) == translation and model.statistics.iterations == 1
 
 
 def test_what_is_refused() -> None:
@@ -59,5 +58,3 @@ def test_what_is_refused() -> None:
         model.translate(CAPTIONS, drafts="one")
     with refused("drafts: are not for decoder greedy; load with --decoder reuse"):
         greedy.translate(CAPTIONS, drafts=CAPTIONS)
-    with refused("session: is not for decoder greedy; load with --decoder reuse"):
-        greedy.session()

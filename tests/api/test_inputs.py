@@ -30,7 +30,6 @@ CALLS: dict[str, Any] = {
     "translate_iterable": lambda model, text: list(model.translate_iterable(text)),
     "stream": lambda model, text: list(model.stream(text)),
     "tokenize": lambda model, text: model.tokenize(text),
-    "session": lambda model, text: model.session().translate(text),
     "drafts": lambda model, text: model.translate("A dog.", drafts=[text]),
     "drafts of several": lambda model, text: model.translate(["A dog."], drafts=[text]),
     "memory.drafts": lambda model, text: Memory("none").drafts(text),

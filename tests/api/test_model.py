@@ -295,7 +295,7 @@ def test_languages_of_a_folder(tmp_path: Path) -> None:
 USE = """
 import fairseq_plugins
 from typing import Any
-from fairseq_plugins import CallOptions, Model, Session, Step, Translation
+from fairseq_plugins import CallOptions, Model, Step, Translation
 
 task: Any
 model: Model = fairseq_plugins.load("folder", decoder="gad", block_size=5)
@@ -305,7 +305,6 @@ scored: Translation = model.translate("text", return_scores=True)
 all_scored: list[Translation] = model.translate(["text"], return_scores=True)
 steps: list[Step] = list(model.stream("text"))
 share: float | None = model.statistics.tokens_per_iteration
-typing: Session = model.session()
 few: CallOptions = {"beam": 4, "batch_size": 2}
 model.translate("text", **few)
 fairseq_plugins.load("folder", task="other", task_options={"any": "thing"})

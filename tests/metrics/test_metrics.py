@@ -5,13 +5,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import sacremoses
 from rouge_score.rouge_scorer import RougeScorer
 
-from fairseq_plugins.metrics import cli, registry
+from fairseq_plugins.metrics import cli
 from fairseq_plugins.metrics.registry import repetition_ratio
 from fairseq_plugins.metrics.sari import corpus_sari, mean_sari, sari_tokens, sentence_sari
 from tests.support import run_in_process
@@ -267,39 +267,6 @@ def test_incomplete_generate_output(files: SimpleNamespace, capsys: pytest.Captu
     subwords = write(files.folder / "bpe.txt", ["▁Die ▁Kat ze", *HYPOTHESIS[1:]])
     _run("--hypotheses", subwords, "--references", files.reference, "--metrics", "sacrebleu")
     assert "sentence 0 is in subwords; generate with --remove-bpe" in capsys.readouterr().err
-
-
-def test_comet(files: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    samples = []
-
-    class Model:
-        def predict(self, data: list[dict], **options: object) -> SimpleNamespace:
-            samples.extend(data)
-            return SimpleNamespace(system_score=0.8125)
-
-    module = ModuleType("comet")
-    module.load_from_checkpoint = lambda path: Model()
-    module.__spec__ = SimpleNamespace(name="comet")
-    monkeypatch.setitem(sys.modules, "comet", module)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    (files.folder / "model.ckpt").write_bytes(b"")
-    _run("--hypotheses", files.generated, "--metrics", "comet", "--comet-model", f"{files.folder}/model.ckpt")
-    assert _values(capsys.readouterr().out)["COMET"] == "0.8125"
-    assert samples[2] == {"src": SOURCE[2], "mt": HYPOTHESIS[2], "ref": REFERENCE[2]}
-
-    assert cli.main(["--hypotheses", files.generated, "--metrics", "comet"]) == 2
-    assert "COMET: no model given; add --comet-model MODEL.ckpt" in capsys.readouterr().err
-    assert cli.main(["--hypotheses", files.generated, "--metrics", "comet", "--comet-model", "none"]) == 2
-    assert "--comet-model none is no file; fetch the model once" in capsys.readouterr().err
-
-
-def test_without_comet(
-    files: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "comet", None)  # type: ignore[arg-type]
-    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None if name == "comet" else object())
-    _run("--hypotheses", files.generated)
-    assert "left out: COMET: unbabel-comet is not installed; pip install unbabel-comet" in capsys.readouterr().out
 
 
 def test_errors(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:

@@ -124,17 +124,12 @@ def test_report_with_everything(runs: list[str], tmp_path: Path) -> None:
     output = [f"S-{n}\tein Haus {n}\nT-{n}\tein altes Haus {n}\nH-{n}\t-1\tein Haus {n}" for n in range(40)]
     (tmp_path / "gad.out").write_text("\n".join(output) + "\n")
     (tmp_path / "gad++.txt").write_text("".join(f"ein altes Haus {n}\n" for n in range(40)))
-    sweep = tmp_path / "sweep.json"
-    cell = {"block_size": 5, "top_beta": 1, "tau": 0.0, "bleu": 27.0, "tokens_per_iteration": 3.0}
-    cell |= {"sentences_per_second": 9.0, "pareto_speed": True}
-    greedy = {"bleu": 27.0, "baseline": "AT, greedy", "sentences_per_second": 3.0}
-    sweep.write_text(json.dumps({"cells": [cell], "baselines": {"greedy": greedy}}))
     hypotheses = ["--hypotheses", str(tmp_path / "gad.out"), str(tmp_path / "gad++.txt")]
     labels = ["--labels", "exact <b>|</b>", "relaxed $x_1"]
-    arguments = [*runs[1:], *labels, *hypotheses, "--sweep", str(sweep), "--output", str(tmp_path / "out")]
+    arguments = [*runs[1:], *labels, *hypotheses, "--output", str(tmp_path / "out")]
     assert report.main(arguments) == 0
     markdown = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
-    assert {"edit-ratio.png", "quality-speed.png"} < set(_image_names(markdown))
+    assert {"edit-ratio.png"} < set(_image_names(markdown))
     assert re.search(r"\| +0 \(unchanged\) \| +40 \|", markdown)
     assert re.search(r"\| +above 0.3, to 0.5 \| +40 \|", markdown)
     assert "sacreBLEU" in markdown and "100.00" in markdown
@@ -233,9 +228,8 @@ def test_invalid_stats_are_refused(
 
 
 def test_errors(runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    short, no_sweep, full = tmp_path / "short.txt", tmp_path / "no.json", tmp_path / "full.txt"
+    short, full = tmp_path / "short.txt", tmp_path / "full.txt"
     short.write_text("one\n")
-    no_sweep.write_text('{"cells": []}')
     full.write_text("word\n" * 40)
     (tmp_path / "stats.jsonl.partial").write_text(_record() + "\n")
     other = _traced(tmp_path / "other", [6, 6], [None] * 5)
@@ -245,8 +239,6 @@ def test_errors(runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[s
         ([*runs[:2], "--labels", "a", "a"], "--labels a: given twice; "),
         ([runs[0], "--hypotheses", short], "has no sentence 1 (1 sentences, 40 wanted)"),
         ([runs[0], "--hypotheses", full, "--source", short], "--source "),
-        ([runs[0], "--sweep", no_sweep], "not written by spec-dec-sweep; give its sweep.json"),
-        ([runs[0], "--sweep", "none"], "--sweep none: No such file or directory; "),
         ([runs[0], "--baseline", "none"], "none: No such file or directory; give a file that --stats-file wrote"),
         ([runs[1], "--traces", other], f"--traces {other}: sentence 0 has other iterations than in {runs[1]}; give "),
         ([runs[1], "--traces", other, other], "--traces: 2 given for 1 stats files; give one for each"),
