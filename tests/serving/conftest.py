@@ -15,12 +15,12 @@ LIMITS = Settings(max_characters=4000, max_sentences=20, max_waiting=16, timeout
 
 @pytest.fixture(scope="session")
 def served() -> ServedModel:
-    return ServedModel(str(FOLDER), threads=2, max_waiting=LIMITS.max_waiting)
+    return ServedModel(str(FOLDER), threads=1, max_waiting=LIMITS.max_waiting)
 
 
 @pytest.fixture(scope="session")
 def client(served: ServedModel) -> Iterator[Client]:
     """A server with a model, and one that is broken."""
-    broken = ServedModel("/nonexistent/broken.en-fr", threads=2)
+    broken = ServedModel("/nonexistent/broken.en-fr", threads=1)
     with serving([served, broken], LIMITS) as client:
         yield client
