@@ -1,6 +1,5 @@
 """A service: sentences of many threads, with options of their own, have the translations that they have alone."""
 
-import threading
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from typing import Any
@@ -199,23 +198,3 @@ def test_an_end_after_the_end_harms_nobody(options: dict[str, Any]) -> None:
         ended = service.submit(TEXTS[1])
         ended.set_exception(ServiceClosed())
         assert service.submit(TEXTS[0]).result(30).text and service.submit(TEXTS[3]).result(30).text
-
-
-def test_many_threads(model: Model, service: Service) -> None:
-    expected = {text: model.translate(text) for text in TEXTS}
-    wrong: list[str] = []
-
-    def client(number: int) -> None:
-        for i in range(20):
-            text = TEXTS[(number + i) % len(TEXTS)]
-            if i % 7 == 3:
-                service.submit(text).cancel()
-            elif service.submit(text).result(60).text != expected[text]:
-                wrong.append(text)
-
-    threads = [threading.Thread(target=client, args=[number]) for number in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong and service.sentences == 0

@@ -10,7 +10,6 @@ import torch
 from fairseq_plugins.benchmarks import benchmark, ctranslate, replay, tables
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, CTRANSLATE2_GREEDY
 from fairseq_plugins.benchmarks.measuring import Row
-from fairseq_plugins.benchmarks.setting import configure
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.errors import ConfigurationError
 from tests.conftest import Corpus
@@ -180,29 +179,6 @@ def test_replayed_drafts_are_accepted_as_drawn_in_any_batch(engine: Engine | Non
     assert max(max(emitted) for emitted in by_batch.values()) > 2
 
 
-@BACKENDS
-def test_replayed_drafts_follow_changed_verifier_output(engine: Engine | None) -> None:
-    """What was recorded goes on with other words after the second one; the next pass knows better."""
-    task = make_task()
-    verifier, drafter = make_transformer(task), make_drafter(task, block_size=6)
-    sample = make_sample(task, [3, 9, 6, 12])
-    expected = ids(fairseq_greedy([verifier], task, sample, max_len_b=30))
-    other = [[*tokens[:2], *(5 if token == 4 else 4 for token in tokens[2:])] for tokens in expected]
-    emitted = []
-    for recorded in (expected, other):
-        generator, stats = make_generator([verifier], task, Options("gad"), drafter, engine=engine, max_len_b=30)
-        replayed = replay.replay_drafts(generator, dict(enumerate(recorded)), 5.0, (4, 5))
-        for _ in range(2):
-            output = generator.generate([verifier], sample)
-            assert ids(output) == expected
-            replayed.learn(sample, output)
-            emitted.append([sentence.emitted for sentence in stats.recorded])
-            stats.recorded.clear()
-    right, again, lost, learned = emitted
-    assert right == again == learned and sum(map(sum, right)) > 1.5 * sum(map(len, right))
-    assert sum(map(len, lost)) > 1.2 * sum(map(len, right))
-
-
 @pytest.mark.parametrize(("drafter", "tokens"), [("tokens", 6.13), ("features", 3.5)])
 def test_replay_of_a_shape(
     drafter: str, tokens: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -224,14 +200,3 @@ def test_replay_of_a_shape(
     assert "REPLAYED. Random weights: Transformer-tiny, vocabulary 200, sentences of 8 to 20 tokens" in printed
     assert "k = 25," in printed
     assert f"gad (replayed) {tokens}," in printed and "gad++ high-quality (replayed) 7.56" in printed
-
-
-def test_cost_at_a_length(tmp_path: Path) -> None:
-    """Sources are as long as stated, and outputs get no longer, so that latencies are those of this length."""
-    arguments = "--replay tiny --replay-vocabulary 200 --replay-lengths 12,12 --timing-sentences 3 --cpu".split()
-    setting = configure([*arguments, "--results", str(tmp_path), "--decoders", "greedy,gad fixed width (replayed)"])
-    bench = setting.bench
-    assert set(bench.dataset.src_sizes) == {12} and len(setting.contenders) == 3
-    for contender in setting.contenders:
-        outputs, seconds = bench.decode_timed(bench.generator(contender), bench.order, 1)
-        assert len(outputs) == len(seconds) == 3 and max(map(len, outputs.values())) <= 13

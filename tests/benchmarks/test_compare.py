@@ -10,11 +10,10 @@ import torch
 from fairseq import options
 from fairseq_cli import preprocess
 from sentencepiece import SentencePieceProcessor
-from tqdm import tqdm
 
 from fairseq_plugins.benchmarks import bench, benchmark, tables
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, BLOCKWISE, CONTENDERS, Contender
-from fairseq_plugins.benchmarks.measuring import Plan, Row, measure_speed
+from fairseq_plugins.benchmarks.measuring import Row
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.beside import add_decoder
 from tests.families import FAMILIES
@@ -182,26 +181,6 @@ def test_references_are_split_at_line_ends_only(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\n")
     with pytest.raises(ConfigurationError, match="not UTF-8"):
         bench.read_references(str(file), 1)
-
-
-@pytest.mark.parametrize(("seconds", "passes"), [(0.0, 1), (3.5, 2), (4.0, 2), (9.0, 4)])
-def test_short_passes_are_repeated_and_their_mean_counts(seconds: float, passes: int) -> None:
-    """The first pass over two sentences takes 3 seconds, each of the others 2."""
-    done: list[str] = []
-
-    class Decoding:
-        cuda, cfg = False, Namespace(common=Namespace(fp16=False, bf16=False))
-        generator = decode = staticmethod(lambda *args: None)
-
-        def decode_timed(self, *args: Any) -> tuple[dict[int, tuple[int, ...]], list[float]]:
-            done.append("pass")
-            return {0: (1,), 1: (2,)}, [1.0, 2.0 if len(done) == 1 else 1.0]
-
-    row, contender = Row(BEAM_1, timed_sentences=2), CONTENDERS[1]
-    plan = Plan([1], 2, 1, seconds)
-    measure_speed(Decoding(), [contender], [row], plan, [0, 1], [], tqdm(disable=True))
-    assert len(done) == passes
-    assert row.seconds[1] == [pytest.approx((3 + 2 * (passes - 1)) / passes)]
 
 
 def test_table() -> None:

@@ -104,16 +104,6 @@ def test_changes_of_mapped_weights_are_noticed(tmp_path: Path) -> None:
     assert not is_taken(layer.weight) and not snapshot.is_current()
 
 
-def test_no_random_numbers_are_drawn_inside_only() -> None:
-    torch.manual_seed(1)
-    expected = nn.Linear(4, 4).weight
-    torch.manual_seed(1)
-    with TakeWeights():
-        nn.Linear(4, 4), nn.Embedding(4, 4)
-        nn.init.xavier_uniform_(torch.empty(4, 4)), nn.init.normal_(tensor=torch.empty(4))
-    assert torch.equal(nn.Linear(4, 4).weight, expected)
-
-
 def test_weights_of_another_type_or_shape_are_copied_or_refused() -> None:
     state = nn.Linear(4, 4).half().state_dict()
     with TakeWeights():

@@ -31,19 +31,6 @@ def test_a_generator_leaves_the_options_as_they_were(corpus: Corpus) -> None:
     assert session.generation(beam=2, nbest=1).beam == 2 and session.cfg.generation.beam == 3
 
 
-def test_decodes_after_the_prefix(corpus: Corpus) -> None:
-    session = open_session(corpus, "--decoder", "greedy", "--prefix-size", "2")
-    dataset = session.load("test")
-    numbers = session.usable(dataset)
-    assert sorted(numbers) == list(range(len(dataset)))
-    sample = session.batch(dataset, numbers[-3:])
-    # The same token twice, with which no output of this model begins.
-    sample["target"][:, :2] = sample["target"].max()
-    hypotheses = session.decode(session.generator(), sample)
-    for row, (best, *_) in enumerate(hypotheses):
-        assert best["tokens"][:2].tolist() == sample["target"][row, :2].tolist()
-
-
 @pytest.mark.parametrize(("options", "text"), [(["--remove-bpe"], "halo du"), ([], "ha@@ lo du")])
 def test_text_without_subwords(corpus: Corpus, options: list[str], text: str) -> None:
     session = open_session(corpus, *options)

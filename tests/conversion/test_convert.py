@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sentencepiece
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -18,7 +17,6 @@ from fairseq_plugins.errors import ConfigurationError
 from tests.conversion.support import (
     MODELS,
     SIZE,
-    TOKENIZERS,
     converted,
     generated,
     languages,
@@ -27,7 +25,7 @@ from tests.conversion.support import (
     sources,
 )  # fmt: skip
 from tests.errors import error_about, refused
-from tests.support import REPOSITORY, run_in_process
+from tests.support import run_in_process
 
 LONGEST = 30
 
@@ -172,30 +170,3 @@ def test_languages_and_the_mask_follow_the_pieces(tmp_path: Path) -> None:
     assert list(read_names(tmp_path).values())[4:] == ["a", "__en__", "__de__", "<mask>"]
     (tmp_path / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"5": {"content": "__fr__"}}}')
     assert list(read_names(tmp_path).values())[4:] == ["a", "__fr__", "__en__", "__de__", "<mask>"]
-
-
-def test_tokenizers_of_transformers_name_the_same_ids(tmp_path: Path) -> None:
-    text = (REPOSITORY / "docs" / "glossary.md").read_text(encoding="utf-8").splitlines()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(text), model_prefix=str(tmp_path / "m"), vocab_size=200, minloglevel=2
-    )
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "m.model"))
-    words = [pieces.id_to_piece(number) for number in range(3, len(pieces))]
-    vocabularies = {
-        "MBart50Tokenizer": (None, {}),
-        "NllbTokenizer": (None, {}),
-        "M2M100Tokenizer": (["<s>", "<pad>", "</s>", "<unk>", *words], {"src_lang": "en"}),
-        "MarianTokenizer": (["</s>", "<unk>", *words, "<pad>"], {"source_lang": "en", "target_lang": "de"}),
-    }
-    for name, (vocabulary, options) in vocabularies.items():
-        folder = tmp_path / name
-        folder.mkdir()
-        for file in ("source.spm", "target.spm", "sentencepiece.bpe.model"):
-            (folder / file).write_bytes((tmp_path / "m.model").read_bytes())
-        if vocabulary is not None:
-            (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(vocabulary)}))
-        tokenizer = TOKENIZERS[name].from_pretrained(folder, **options)
-        tokenizer.save_pretrained(tmp_path / f"{name}.saved")
-        names = read_names(tmp_path / f"{name}.saved")
-        assert names == {number: tokenizer.convert_ids_to_tokens(number) for number in names}
-        assert len(names) >= 199 + (name == "M2M100Tokenizer") * 100

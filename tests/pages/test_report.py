@@ -181,15 +181,6 @@ def test_what_is_left_out_is_named(runs: list[str], tmp_path: Path) -> None:
         assert all(message in markdown for message in messages) and "reliability.png" not in markdown
 
 
-def test_same_file_names(tmp_path: Path) -> None:
-    """Files of the same name in different folders keep their folder in the label."""
-    files = []
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        files.append(_write(tmp_path / name / "stats.jsonl", [_sentence(0, [2])]))
-    assert [run.label for run in load_runs(files, None, None)] == files
-
-
 # Errors
 
 

@@ -1,6 +1,5 @@
 """The terminal view, the page's data, and errors of the command."""
 
-import io
 import json
 import re
 import subprocess
@@ -10,12 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
-from fairseq_plugins.decoding.recording.trace import read_trace, stream_trace
+from fairseq_plugins.decoding.recording.trace import read_trace
 from fairseq_plugins.metrics.edits import edit_ratio
 from fairseq_plugins.pages import trace_page
-from fairseq_plugins.pages.show_trace import TerminalView, main, plain_text
+from fairseq_plugins.pages.show_trace import main, plain_text
 from fairseq_plugins.pages.trace_page import edit_basis, edit_ratios, how_many_fit, sample_evenly
 from tests.pages.trace_samples import EOS, SPECIAL, case_study, header, note, random_trace, sentence, write
 from tests.support import REPOSITORY
@@ -53,23 +51,6 @@ def test_case_study_reads_as_in_the_papers(tmp_path: Path, capsys: pytest.Captur
         "TARGET Nach den vorliegenden Einzelheiten war der Tunnel noch nicht in Betrieb genommen worden .",
         "RESULT Nach den vorliegenden Angaben war der Tunnel noch nicht in Betrieb genommen worden .",
     ]
-
-
-def test_colours_on_a_terminal(tmp_path: Path) -> None:
-    trace = read_trace(case_study(tmp_path / "t.jsonl"))
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=True, color_system="truecolor", width=60, _environ={})
-    view = TerminalView(console, trace)
-    view.head()
-    view.sentence(trace.sentences[0])
-    text = out.getvalue()
-    assert "\x1b[38;2;0;158;115mNach" in text, "accepted tokens are green"
-    assert "\x1b[4;38;2;86;180;233mAngaben" in text, "relaxed tokens are blue and underlined"
-    assert "\x1b[9;38;2;213;94;0mwar" in text, "discarded tokens are struck through"
-    assert "\x1b[1;7;38;2;213;94;0mvorliegenden" in text, "the bifurcation is reversed"
-    assert "\x1b[2mNach" in text, "earlier iterations are dim"
-    assert "[vorliegenden]" not in text and "~" not in text
-    assert all(len(re.sub(r"\x1b\[[\d;]*m", "", line)) <= 60 for line in text.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -112,7 +93,6 @@ def test_a_closed_pipe_is_no_error(programs: Path, tmp_path: Path) -> None:
     [
         (["{folder}/none"], "none: cannot be read"),
         (["{folder}/foreign"], "foreign, line 1: not the header of a trace"),
-        (["{folder}/foreign", "--html", "{folder}/p.html"], "foreign, line 1: not the header of a trace"),
         (["{folder}/cut"], "cut, line 3: is truncated"),
         (["{folder}/cut", "--html", "{folder}/p.html"], "cut, line 3: is truncated"),
         (["{folder}/t", "--sentence", "99"], "--sentence 99: is not in {folder}/t, which has 3 sentences, from 0 to 2"),
@@ -237,12 +217,3 @@ def test_pages_of_large_traces_are_samples(
         assert status == 0 and message in err and ("a browser takes no more" in err) == (not options)
         (summary,) = embedded(target.read_text(encoding="utf-8"), "summary")
         assert summary["ids"] == ids and message in summary["sampled"]
-
-
-def test_only_wanted_sentences_are_parsed(tmp_path: Path) -> None:
-    path = random_trace(tmp_path / "t", 6)
-    lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
-    lines[3] = "not JSON\n"
-    Path(path).write_text("".join(lines), encoding="utf-8")
-    _, sentences = stream_trace(path, {0, 5}.__contains__)
-    assert [record.id for record in sentences] == [0, 5]

@@ -79,6 +79,16 @@ def test_steps_through_iterations(opened: Page, paper: Path) -> None:
     assert rows[3][-1] == "discarded"
 
 
+def test_the_page_follows_the_systems_theme(opened: Page, paper: Path) -> None:
+    opened.open(paper)
+    for theme in ("light", "dark"):  # the theme may change while the page is open
+        opened.look(theme=theme)
+        ground = opened.script("return getComputedStyle(document.body).backgroundColor")
+        assert (min if theme == "light" else max)(map(int, ground[4:-1].split(","))) // 100 == (
+            2 if theme == "light" else 0
+        )
+
+
 def test_searches(opened: Page, hundred: Path) -> None:
     opened.open(hundred)
     assert opened.one("#count").text == "100 sentences"
@@ -130,7 +140,7 @@ def test_address_names_sentence_and_iteration(opened: Page, hundred: Path) -> No
     opened.open(hundred)
     wait_for("#0/2")
     opened.press(DOWN, into="#list")
-    assert opened.address == "#1/1"  # at once: it may be copied now
+    wait_for("#1/1")
     for _ in range(3):
         opened.press(RIGHT, LEFT)
     opened.press(RIGHT)

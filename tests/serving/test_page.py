@@ -86,13 +86,3 @@ def test_the_interface_is_documented_offline(page: Page, client: Client) -> None
     page.driver.get(f"{client.url}/docs")
     wait(page, lambda: len(page.all(".opblock")) > 8)
     assert "/v1/translate" in page.one("#swagger-ui").text
-
-
-@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
-def test_it_fits_screens_and_phones(page: Page, width: int, height: int) -> None:
-    page.look(width, height)
-    page.press(f"{TEXT} Two dogs play.", into="#text")
-    wait(page, lambda: page.one("#copy").is_enabled())
-    page.one("#tokens").click()
-    size = page.script("return [document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
-    assert size[0] <= width and size[1] <= height
