@@ -209,7 +209,6 @@ setup(
         ],
         "test": [
             "clang-format>=18",
-            "deep-translator>=1.11",
             "filelock>=3.12",
             "grimp>=3.9",
             "pytest>=8",

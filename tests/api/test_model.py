@@ -139,20 +139,6 @@ def test_one_line_loads_a_released_folder(captions: Model) -> None:
     assert captions.translate("Two dogs play.") == captions.translate(["Two dogs play."])[0] == "Zwei Hunde spielen."
 
 
-def test_files_named_one_by_one(captions: Model) -> None:
-    other = fairseq_plugins.load(
-        verifier=MULTI30K / "verifier.pt",
-        drafter=MULTI30K / "drafter.pt",
-        data=MULTI30K,
-        decoder="gad",
-        device="cpu",
-        block_size=3,
-        fixed_width=True,
-    )
-    assert other.translate(CAPTIONS) == captions.translate(CAPTIONS)
-    assert max(step.drafted for step in other.stream(CAPTIONS[1])) == 3
-
-
 def test_order_is_kept_and_batches_do_not_matter(captions: Model) -> None:
     whole = captions.translate(CAPTIONS, return_scores=True)
     subwords = [captions.tokenize(text) for text in CAPTIONS]

@@ -179,6 +179,23 @@ def test_replayed_drafts_are_accepted_as_drawn_in_any_batch(engine: Engine | Non
     assert max(max(emitted) for emitted in by_batch.values()) > 2
 
 
+def test_replayed_drafts_follow_changed_verifier_output() -> None:
+    """What was recorded goes on with other words after the second one; the next pass knows better."""
+    task = make_task()
+    verifier, drafter = make_transformer(task), make_drafter(task, block_size=6)
+    sample = make_sample(task, [3, 9, 6, 12])
+    expected = ids(fairseq_greedy([verifier], task, sample, max_len_b=30))
+    other = [[*tokens[:2], *(5 if token == 4 else 4 for token in tokens[2:])] for tokens in expected]
+    generator, stats = make_generator([verifier], task, Options("gad"), drafter, max_len_b=30)
+    replayed = replay.replay_drafts(generator, dict(enumerate(other)), 5.0, (4, 5))
+    for _ in range(2):
+        output = generator.generate([verifier], sample)
+        assert ids(output) == expected
+        replayed.learn(sample, output)
+    lost, learned = (sum(sentence.iterations for sentence in stats.recorded[first:][:4]) for first in (0, 4))
+    assert lost > 1.2 * learned
+
+
 @pytest.mark.parametrize(("drafter", "tokens"), [("tokens", 6.13), ("features", 3.5)])
 def test_replay_of_a_shape(
     drafter: str, tokens: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.recording.trace import read_trace
 from fairseq_plugins.metrics.edits import edit_ratio
 from fairseq_plugins.pages import trace_page
 from fairseq_plugins.pages.show_trace import main, plain_text
-from fairseq_plugins.pages.trace_page import edit_basis, edit_ratios, how_many_fit, sample_evenly
+from fairseq_plugins.pages.trace_page import edit_basis, edit_ratios, how_many_fit
 from tests.pages.trace_samples import EOS, SPECIAL, case_study, header, note, random_trace, sentence, write
 from tests.support import REPOSITORY
 
@@ -187,15 +185,6 @@ def test_empty_trace(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- sampling
-
-
-@given(count=st.integers(0, 400), keep=st.integers(1, 400))
-def test_samples_are_even(count: int, keep: int) -> None:
-    chosen = sorted(sample_evenly(count, keep))
-    assert len(chosen) == min(count, keep)
-    assert all(0 <= place < count for place in chosen)
-    gaps = {after - before for before, after in zip(chosen, chosen[1:], strict=False)}
-    assert len(gaps) <= 2 and max(gaps, default=1) - min(gaps, default=1) <= 1
 
 
 def test_pages_of_large_traces_are_samples(

@@ -185,11 +185,3 @@ def test_tokens_are_escaped(opened: Page, tmp_path: Path) -> None:
     assert opened.texts("#output .token")[:-1] == nasty
     assert opened.all("img") == [] and "<img src=x" in opened.one("#source").text
     assert not opened.one("#reference-part").is_displayed()
-
-
-def test_thousands_of_sentences_open_in_a_second(opened: Page, tmp_path: Path) -> None:
-    path = html(random_trace(tmp_path / "t.jsonl", 2000))
-    assert min(opened.open(path) for _ in range(2)) < 1
-    assert opened.one("#count").text == "2,000 sentences" and len(ids(opened)) < 40
-    opened.press("first1321", into="#search")
-    assert ids(opened) == [1321]

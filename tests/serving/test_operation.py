@@ -97,13 +97,6 @@ def test_a_client_that_leaves_amid_its_request_is_no_error(client: Client, caplo
     assert "POST /translate 499" in caplog.text and "ERROR" not in caplog.text
 
 
-def test_a_header_without_end_is_refused(client: Client) -> None:
-    connection = socket.create_connection(("127.0.0.1", client.port), timeout=60)
-    connection.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * 70_000)
-    assert connection.recv(100).startswith(b"HTTP/1.1 4")
-    connection.close()
-
-
 def test_a_full_server_refuses_at_once(client: Client, served: ServedModel) -> None:
     held = client.send("/v1/translate", {**LONG, "text": 2 * LONG["text"]})
     client.wait_until(lambda: served.sentences == 16)
