@@ -127,21 +127,41 @@ def serve(path: str, owner: int) -> None:
     for finalizer in weakref.finalize._registry:
         finalizer.atexit = False
     listener = socket.socket(socket.AF_UNIX)
-    listener.settimeout(1)
     listener.bind(path + ".partial")
     listener.listen()
     os.rename(path + ".partial", path)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks leave no zombies
     # Existing objects stay alive, so garbage collections in forks need not visit them.
     gc.collect()
     gc.freeze()
+    # A file that can be read when a command has ended -> its process and its client.
+    commands: dict[int, tuple[int, socket.socket]] = {}
     while _is_running(owner):
-        with contextlib.suppress(TimeoutError):
+        clients = [client for _, client in commands.values()]
+        ready, _, _ = select.select([listener, *commands, *clients], [], [], 1)
+        for ended, (process, client) in list(commands.items()):
+            if ended in ready:
+                _, status = os.waitpid(process, 0)
+                with client, contextlib.suppress(OSError):  # a killed client has closed its socket
+                    client.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+                os.close(ended)
+                del commands[ended]
+            elif client in ready:
+                _pass_signal(client, process)
+        if listener in ready:
             client, _ = listener.accept()
-            if os.fork() == 0:
-                listener.close()
-                _keep(client)
-            client.close()
+            length, files, _, _ = socket.recv_fds(client, 4, 3)
+            message = client.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL)
+            process = os.fork()
+            if process == 0:
+                os.setpgid(0, 0)
+                for opened in (listener, client, *clients):
+                    opened.close()
+                _run(*_adopt(message, files))
+            for file in files:
+                os.close(file)
+            with contextlib.suppress(OSError):
+                os.setpgid(process, process)
+            commands[os.pidfd_open(process)] = process, client
 
 
 def _is_running(process: int) -> bool:
@@ -153,31 +173,13 @@ def _is_running(process: int) -> bool:
     return True
 
 
-def _keep(client: socket.socket) -> None:
-    """Fork a command, pass a client's signals on to it, and send its exit status, negative for a signal.
-
-    SIGINT reaches the whole process group of the command; when the client ends, all are killed.
-    """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    arguments, folder = _receive(client)
-    command = os.fork()
-    if command == 0:
-        os.setpgid(0, 0)
-        client.close()
-        _run(arguments, folder)
-    with contextlib.suppress(OSError):
-        os.setpgid(command, command)
-    ended = os.pidfd_open(command)
-    while ended not in (ready := select.select([client, ended], [], [])[0]):
-        sent = client.recv(1) if ready else b""
-        if sent == b"u":
-            os.kill(command, signal.SIGUSR1)
-        else:
-            os.killpg(command, signal.SIGINT if sent == b"i" else signal.SIGKILL)
-    _, status = os.waitpid(command, 0)
-    with contextlib.suppress(OSError):
-        client.sendall(str(os.waitstatus_to_exitcode(status)).encode())
-    os._exit(0)
+def _pass_signal(client: socket.socket, process: int) -> None:
+    """Pass a client's SIGINT on to the process group of its command, and SIGUSR1 to its process; kill all with it."""
+    sent = client.recv(1)
+    if sent == b"u":
+        os.kill(process, signal.SIGUSR1)
+    else:
+        os.killpg(process, signal.SIGINT if sent == b"i" else signal.SIGKILL)
 
 
 def _read_options() -> None:
@@ -213,13 +215,12 @@ def python() -> None:
         runpy.run_path(kind, run_name="__main__")
 
 
-def _receive(client: socket.socket) -> tuple[list[str], str]:
+def _adopt(message: bytes, files: list[int]) -> tuple[list[str], str]:
     """Adopt a client's open files, working folder and environment; return its arguments and its folder."""
-    length, files, _, _ = socket.recv_fds(client, 4, 3)
-    message = b""
-    while len(message) < int.from_bytes(length, "big"):
-        message += client.recv(1 << 16)
-    arguments, folder, environment, numbers = marshal.loads(message)
+    try:
+        arguments, folder, environment, numbers = marshal.loads(message)
+    except EOFError:  # the client was killed
+        os._exit(1)
     for number, file in zip(numbers, files, strict=True):
         os.dup2(file, number)
         os.close(file)

@@ -31,15 +31,6 @@ def build(size: int | None = 16, **options: int) -> tuple:
     return task, ImageTransformer.build_model(args, task).eval()
 
 
-def test_similar_intensities_have_similar_embeddings() -> None:
-    task, model = build()
-    indices = torch.tensor([task.target_dictionary.index(str(value)) for value in range(256)])
-    vectors = model.decoder.embed_tokens.weight[indices]
-    distance = torch.cdist(vectors, vectors)
-    others = distance + torch.diag(torch.full((256,), torch.inf))
-    assert ((others.argmin(1) - torch.arange(256)).abs() == 1).all()
-
-
 def test_untrained_model_enlarges_its_input() -> None:
     """Given the earlier pixels, an untrained model predicts about the input's intensity at the next position."""
     values = {"embed_dim": 64, "attention_heads": 4, "normalize_before": True}
