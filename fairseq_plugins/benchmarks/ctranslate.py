@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib.util
-import tempfile
 from argparse import Namespace
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +12,7 @@ from fairseq.data import Dictionary
 
 from fairseq_plugins.checkpoint.loading import read_checkpoint
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.files import new_folder
 
 # Tasks of checkpoints that can be converted, and the tasks that the converter sets up.
 _TASKS = {
@@ -44,14 +44,12 @@ def convert(checkpoint: str, task_cfg: Any, folder: Path) -> Path:
         target = folder / hashlib.file_digest(file, "sha256").hexdigest()[:16]
     if target.exists():
         return target
-    folder.mkdir(parents=True, exist_ok=True)
     try:
-        with tempfile.TemporaryDirectory(prefix=f"{target.name}.partial.", dir=folder) as partial:
-            checked, converted = Path(partial, "checked.pt"), Path(partial, target.name)
+        with new_folder(target, "--results") as converted:
+            checked = converted.with_name("checked.pt")
             _write_checked(checkpoint, checked)
             languages = task_cfg.source_lang, task_cfg.target_lang
-            FairseqConverter(str(checked), str(task_cfg.data), *languages).convert(str(converted))
-            converted.rename(target)
+            FairseqConverter(str(checked), str(task_cfg.data), *languages).convert(str(converted), force=True)
     except ConfigurationError:
         raise
     except (ValueError, KeyError, AttributeError, RuntimeError) as error:

@@ -8,7 +8,6 @@ drafter's probability of each token.
 
 import random
 import shutil
-import tempfile
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +27,7 @@ from fairseq_plugins.decoding.reference.encoder import EncoderOut
 from fairseq_plugins.decoding.reference.state import Advance, DecodingState, Draft
 from fairseq_plugins.decoding.trained_drafter import TrainedDrafterOptions, drafted_tokens
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.files import new_folder
 
 _TINY = (
     "--encoder-layers 4 --encoder-embed-dim 128 --encoder-ffn-embed-dim 256 --encoder-attention-heads 4 "
@@ -219,13 +219,9 @@ def prepare(
     """
     target = folder / f"{shape}-{drafter}-{weights}-{sentences}x{lengths[0]}-{lengths[1]}-v{vocabulary}"
     if not target.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f"{target.name}.partial.", dir=folder) as temporary:
-            partial = Path(temporary, target.name)
-            partial.mkdir()
+        with new_folder(target, "--results") as partial:
             _write_data(partial, sentences, lengths, vocabulary)
             _write_models(partial, shape, drafter, weights == "fp16")
-            partial.rename(target)
     return str(target / "data"), str(target / "verifier.pt"), str(target / "drafter.pt")
 
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import tempfile
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from fairseq_plugins.conversion.vocabulary import Vocabulary, byte_level_bpe, te
 from fairseq_plugins.conversion.weights import fairseq_weights, read_weights
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.checksums import write_sums
-from fairseq_plugins.shared.files import missing_folder, unwritable, write_atomically
+from fairseq_plugins.shared.files import missing_folder, new_folder, write_atomically
 from fairseq_plugins.shared.parsing import as_config
 
 # Language tokens in the vocabularies of M2M-100 (`__de__`), NLLB (`deu_Latn`) and mBART-50 (`de_DE`).
@@ -45,23 +44,16 @@ def convert(source: Path, target: Path, ignored: Collection[str] = ()) -> None:
     bpe = byte_level_bpe(source)
     vocabulary, subwords = Vocabulary(source, config, bpe), text_files(source, bpe)
     settings = _settings_of(config, vocabulary, ignored)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f"{target.name}.partial.", dir=target.parent) as partial:
-            folder = Path(partial, target.name)
-            folder.mkdir()
-            write_checkpoint(folder / "verifier.pt", _state(source, config, vocabulary), "OUT")
-            for side in ("src", "tgt"):
-                write_atomically(folder / f"dict.{side}.txt", vocabulary.lines(), "OUT")
-            for name, content in subwords.items():
-                (folder / name).write_bytes(content)
-            settings.write(folder)
-            check_subwords(folder, source, vocabulary.symbols)
-            check_decodes(folder, source, vocabulary.symbols)
-            write_sums(folder)
-            folder.rename(target)
-    except OSError as error:
-        raise unwritable(target, "OUT", error) from error
+    with new_folder(target, "OUT") as folder:
+        write_checkpoint(folder / "verifier.pt", _state(source, config, vocabulary), "OUT")
+        for side in ("src", "tgt"):
+            write_atomically(folder / f"dict.{side}.txt", vocabulary.lines(), "OUT")
+        for name, content in subwords.items():
+            (folder / name).write_bytes(content)
+        settings.write(folder)
+        check_subwords(folder, source, vocabulary.symbols)
+        check_decodes(folder, source, vocabulary.symbols)
+        write_sums(folder)
 
 
 def _state(source: Path, config: Config, vocabulary: Vocabulary) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from fairseq_plugins.checkpoint.loading import read_checkpoint
 from fairseq_plugins.conversion.settings import LoadSettings
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.checksums import check_sums, write_sums
-from fairseq_plugins.shared.files import CHECKPOINTS, unwritable
+from fairseq_plugins.shared.files import CHECKPOINTS, new_folder
 from fairseq_plugins.shared.fingerprints import state_fingerprint
 
 # Weights that --int8 rounds, of verifiers and drafters; all others are copied.
@@ -47,21 +46,14 @@ def write_int8(source: Path, target: Path, pair: tuple[str, str] | None) -> None
         states["drafter.pt"] = _drafter(source / "drafter.pt", fingerprints)
     settings = LoadSettings.read(source)
     languages = {} if pair is None else dict(zip(("source_lang", "target_lang"), pair, strict=True))
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f"{target.name}.partial.", dir=target.parent) as partial:
-            folder = Path(partial, target.name)
-            folder.mkdir()
-            for name, state in states.items():
-                write_checkpoint(folder / name, state, "OUT")
-            for pattern in _TEXT_FILES:
-                for file in source.glob(pattern):
-                    shutil.copyfile(file, folder / file.name)
-            replace(settings, options={**settings.options, **languages, "int8": True}).write(folder)
-            write_sums(folder)
-            folder.rename(target)
-    except OSError as error:
-        raise unwritable(target, "OUT", error) from error
+    with new_folder(target, "OUT") as folder:
+        for name, state in states.items():
+            write_checkpoint(folder / name, state, "OUT")
+        for pattern in _TEXT_FILES:
+            for file in source.glob(pattern):
+                shutil.copyfile(file, folder / file.name)
+        replace(settings, options={**settings.options, **languages, "int8": True}).write(folder)
+        write_sums(folder)
 
 
 def _rounded(state: dict[str, Any], fingerprints: dict[int, Tensor]) -> dict[str, Any]:

@@ -3,11 +3,9 @@
 import contextlib
 import io
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from fairseq import options
@@ -20,7 +18,7 @@ from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.decode import source_files
 from fairseq_plugins.distillation.shards import TeacherSentence
 from fairseq_plugins.errors import ConfigurationError, unknown_value
-from fairseq_plugins.shared.files import sha256, unwritable, write_atomically
+from fairseq_plugins.shared.files import new_folder, sha256, write_atomically
 
 PREFIXES = {"train": "--trainpref", "valid": "--validpref", "test": "--testpref"}
 """fairseq-preprocess's option for each subset."""
@@ -145,35 +143,29 @@ def merge(
     task = open_task(data, *languages)
     source, target = task.cfg.source_lang, task.cfg.target_lang
     counts, origins = {}, {}
-    try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=f"{destination.name}.partial.", dir=destination.parent) as work:
-            partial, text = Path(work, "data"), Path(work, "text")
-            partial.mkdir()
-            text.mkdir()
-            for subset in subsets:
-                dataset, is_training = load_subset(task, subset), subset == "train"
-                files = source_files(data, subset, source, target)
-                origins[subset], sentences = read_all(folder, subset, sha256(files), len(dataset))
-                pairs, counts[subset] = filter_pairs(
-                    _text(dataset.src, task.source_dictionary), sentences, max_ratio if is_training else None
-                )
-                if not pairs:
-                    raise ConfigurationError(None, folder, f"no sentence of {subset} is left ({counts[subset]})")
-                if keep_raw and is_training:
-                    pairs += _raw_pairs(task, dataset)
-                    counts[subset].raw = len(dataset)
-                for language, side in ((source, 0), (target, 1)):
-                    with open(text / f"{subset}.{language}", "w", encoding="utf-8", newline="\n") as file:
-                        file.writelines(pair[side] + "\n" for pair in pairs)
-            _binarise(data, text, partial, source, target, subsets, workers)
-            record: dict[str, Any] = {"counts": {name: asdict(value) for name, value in counts.items()}}
-            record["made_from"] = origins
-            record |= {"max_ratio": max_ratio, "keep_raw": keep_raw}
-            write_atomically(partial / "distilled.json", json.dumps(record, indent=2) + "\n", "--destdir")
-            os.replace(partial, destination)
-    except OSError as error:
-        raise unwritable(destination, "--destdir", error) from error
+    with new_folder(destination, "--destdir") as partial:
+        text = partial.with_name(partial.name + ".text")
+        text.mkdir()
+        for subset in subsets:
+            dataset, is_training = load_subset(task, subset), subset == "train"
+            files = source_files(data, subset, source, target)
+            origins[subset], sentences = read_all(folder, subset, sha256(files), len(dataset))
+            pairs, counts[subset] = filter_pairs(
+                _text(dataset.src, task.source_dictionary), sentences, max_ratio if is_training else None
+            )
+            if not pairs:
+                raise ConfigurationError(None, folder, f"no sentence of {subset} is left ({counts[subset]})")
+            if keep_raw and is_training:
+                pairs += _raw_pairs(task, dataset)
+                counts[subset].raw = len(dataset)
+            for language, side in ((source, 0), (target, 1)):
+                with open(text / f"{subset}.{language}", "w", encoding="utf-8", newline="\n") as file:
+                    file.writelines(pair[side] + "\n" for pair in pairs)
+        _binarise(data, text, partial, source, target, subsets, workers)
+        record: dict[str, Any] = {"counts": {name: asdict(value) for name, value in counts.items()}}
+        record["made_from"] = origins
+        record |= {"max_ratio": max_ratio, "keep_raw": keep_raw}
+        write_atomically(partial / "distilled.json", json.dumps(record, indent=2) + "\n", "--destdir")
     return counts
 
 

@@ -6,8 +6,9 @@ import hashlib
 import os
 import stat
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -190,6 +191,24 @@ def write_atomically(path: Path, content: str | bytes, option: str) -> None:
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
+    except OSError as error:
+        raise unwritable(path, option, error) from error
+
+
+@contextmanager
+def new_folder(path: Path, option: str) -> Iterator[Path]:
+    """Yield an empty folder, which becomes `path` at the end; after an error nothing is left.
+
+    It lies alone in a temporary folder beside `path`, where files that are not to stay may lie, too. `option` named the
+    path. Raises ConfigurationError if it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f"{path.name}.partial.", dir=path.parent) as partial:
+            folder = Path(partial, path.name)
+            folder.mkdir()
+            yield folder
+            folder.rename(path)
     except OSError as error:
         raise unwritable(path, option, error) from error
 
