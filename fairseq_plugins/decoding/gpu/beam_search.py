@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.batch import Sizes
 from fairseq_plugins.decoding.gpu.kernels import hypotheses as kernels
-from fairseq_plugins.decoding.gpu.runner import DecoderStep, padded
+from fairseq_plugins.decoding.gpu.runner import DecoderStep
 from fairseq_plugins.decoding.gpu.search import Search
 from fairseq_plugins.decoding.gpu.vocabulary import score, tile_of
 from fairseq_plugins.decoding.gpu.weights import Transformer
@@ -62,17 +62,15 @@ class BeamSearch(Search):
     def iterate(self, places: int, width: int) -> None:
         """Launch a step of the first `places` places; there are no drafts, so `width` is 0."""
         batch, model, count, beam = self.batch, self.verifier, places * self.beam, self.beam
-        table, norm, none, launch = model.positions, model.embedding_norm, model.embedding, self.runner.launch
+        launch = self.runner.launch
         x = self.x[: count * model.width].view(count, model.width)
         into = self.scores.of_rows(count)
         positions, slots = self.positions[:count], self.slots[:count]
         columns = self.sizes.columns
         kernels.hypothesis_rows[(count,)](
-            batch.tokens, batch.lengths, batch.prefix, batch.place_limits, batch.bases, model.embedding,
-            none if table is None else table, norm.weight if norm else none, norm.bias if norm else none, x, positions,
-            slots, into.only, into.row_limits, into.watched, batch.active, columns, batch.prefix.stride(0), model.width,
-            x.stride(0), 0 if table is None else table.size(0), model.scale, eps=norm.eps, HAS_TABLE=table is not None,
-            HAS_NORM=bool(norm), BEAM=beam, WIDTH=padded(model.width), PDL=self.runner.pdl, num_warps=4, **launch,
+            batch.tokens, batch.lengths, batch.prefix, batch.place_limits, batch.bases, positions, slots, into.only,
+            into.row_limits, into.watched, batch.active, columns, batch.prefix.stride(0), BEAM=beam,
+            **self.runner.rows_arguments(x),
         )  # fmt: skip
         step = DecoderStep(
             count, beam, batch.active[:places], slots, batch.bases, positions, positions, batch.source_bases,
@@ -80,20 +78,20 @@ class BeamSearch(Search):
         )  # fmt: skip
         state = self.runner.run(step, x, self.cache, self.source_cache)
         assert model.projection is not None
-        score(self.runner, step, *self.runner.last_input(state), model.projection, into, batch.limits, batch.penalties)
+        score(self.runner, step, state, model.projection, into, batch.limits, batch.penalties)
         ranks, hypotheses = triton.next_power_of_2(2 * beam), triton.next_power_of_2(beam)
         kernels.best_continuations[(count,)](
             into.best_scores, into.best_tokens, into.peaks, into.sums, into.watched_scores, into.only,
             self.candidate_scores, self.candidate_tokens, into.normalizer, batch.active, into.tiles, BEAM=beam,
-            BEST=into.best, COUNT=2 * beam, RANKS=ranks, TILES=triton.next_power_of_2(into.tiles), PDL=self.runner.pdl,
-            num_warps=4, **launch,
+            BEST=into.best, COUNT=2 * beam, RANKS=ranks, TILES=triton.next_power_of_2(into.tiles), num_warps=4,
+            **launch,
         )  # fmt: skip
         kernels.advance_beams[(places,)](
             self.candidate_scores, self.candidate_tokens, into.normalizer, batch.prefix, batch.place_limits,
             batch.tokens, batch.log_probs, self.ancestors, self.sums, self.ended_tokens, self.ended_log_probs,
             self.ended_scores, self.ended_lengths, self.num_ended, batch.lengths, batch.active, batch.status, columns,
             batch.prefix.stride(0), into.outputs, BEAM=beam, COUNT=2 * beam, HYPOTHESES=hypotheses, RANKS=ranks,
-            COLUMNS=_COLUMNS, PDL=self.runner.pdl, num_warps=min(8, max(1, ranks * hypotheses // 512)), **launch,
+            COLUMNS=_COLUMNS, num_warps=min(8, max(1, ranks * hypotheses // 512)), **launch,
         )  # fmt: skip
 
     def results(self, length: int) -> tuple[Tensor, ...]:

@@ -80,24 +80,30 @@ class Input:
         x: [rows, D], rows may be strided.
         parts: [N, rows, D] in fp32, or None.
         bias: [D], which belongs to the parts.
-        norm: of post-norm layers; None in pre-norm layers, and where x is normalised.
+        kind: how the sum becomes the input.
+        norm: its normalisation; None for none.
     """
 
     x: Tensor
     parts: Tensor | None = None
     bias: Tensor | None = None
+    kind: InputKind = InputKind.PLAIN
     norm: Norm | None = None
 
-    def arguments(self, kind: InputKind, norm: Norm | None) -> tuple[list[Any], dict[str, Any]]:
+    def before(self, layer: Layer, norm: Norm) -> "Input":
+        """Return the input of a layer's product: in pre-norm layers, the sum is normalised for it only."""
+        return replace(self, kind=InputKind.PRE_NORM, norm=norm) if layer.normalize_before else self
+
+    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments of a kernel for x .. norm_bias, and the constants that belong to them."""
         none = self.x
-        norm = norm or Norm(none, none)
+        norm = self.norm or Norm(none, none)
         given = [
             self.x, self.x.stride(0), none if self.parts is None else self.parts, none if self.bias is None else
             self.bias, norm.weight, norm.bias,
         ]  # fmt: skip
         constants = {
-            "INPUT": int(kind),
+            "INPUT": int(self.kind),
             "NPARTS": 0 if self.parts is None else self.parts.size(0),
             "HAS_BEFORE": self.bias is not None,
             "eps": norm.eps,
@@ -177,8 +183,9 @@ class Runner:
     def __init__(self, model: Transformer, most_rows: int) -> None:
         self.model = model
         self.dtype, self.device = model.embedding.dtype, model.embedding.device
-        self.launch = {"launch_pdl": True} if uses_dependent_launch(self.device) else {}
-        self.pdl, self.most_of_head = bool(self.launch), most_of_head(self.device)
+        # Constants and options of each launch.
+        self.launch = {"PDL": True, "launch_pdl": True} if uses_dependent_launch(self.device) else {"PDL": False}
+        self.most_of_head = most_of_head(self.device)
         inner = max(layer.fc1.outputs for layer in model.layers)
         parts = max(model.heads, triton.cdiv(inner, _PART))
         self.memory = Workspace(most_rows, model.width, inner, parts, self.dtype, self.device)
@@ -210,13 +217,20 @@ class Runner:
             if source_cache is not None:
                 state = self._attend_source(step, layer, state, source_cache[number])
             state = self._feed_forward(step, layer, state)
-        return state
+        # Post-norm layers have no norm at the end.
+        return state.before(self.model.layers[-1], self.model.final_norm) if self.model.final_norm else state
 
-    def kind(self, state: Input, layer: Layer) -> InputKind:
-        """Return how the input of a layer's product is normalised."""
-        if layer.normalize_before:
-            return InputKind.PRE_NORM
-        return InputKind.PLAIN if state.norm is None else InputKind.POST_NORM
+    def rows_arguments(self, x: Tensor) -> dict[str, Any]:
+        """Return the arguments of a kernel that embeds the rows of a step, into x [rows, D]."""
+        model = self.model
+        none, table, norm = model.embedding, model.positions, model.embedding_norm
+        return {
+            "embedding": model.embedding, "table": none if table is None else table,
+            "norm_weight": norm.weight if norm else none, "norm_bias": norm.bias if norm else none, "x": x,
+            "width": model.width, "x_stride": x.stride(0), "table_size": 0 if table is None else table.size(0),
+            "scale": model.scale, "eps": norm.eps, "HAS_TABLE": table is not None, "HAS_NORM": bool(norm),
+            "WIDTH": padded(model.width), "num_warps": 4, **self.launch,
+        }  # fmt: skip
 
     def linear(
         self,
@@ -224,8 +238,6 @@ class Runner:
         state: Input,
         layer: Linear,
         out: Tensor,
-        kind: InputKind = InputKind.PLAIN,
-        norm: Norm | None = None,
         new_x: Tensor | None = None,
         output: OutputKind = OutputKind.STORE,
         activation: Activation = Activation.NONE,
@@ -245,7 +257,7 @@ class Runner:
         `residual_rows` are added to each D outputs. With `read_rows`, one row of each sentence is read.
         """
         tiles = Tiles.of(step.rows, self.model.width, self.dtype)
-        given, constants = state.arguments(kind, norm)
+        given, constants = state.arguments()
         split = chunks(layer.inputs, self.dtype)
         parts = 1
         if output == OutputKind.PARTS:
@@ -266,51 +278,46 @@ class Runner:
             layer.inputs, table.size(0), 1 if residual is None else residual.size(1), layer_stride, OUTPUT=int(output),
             ACTIVATION=int(activation), HAS_BIAS=has_bias, ADD=position_table is not None, KEEP=normal is not None,
             READS=read_rows is not None, ADDS=residual is not None, MAPS=residual_rows is not None, WIDTH=width,
-            ROWS=tiles.rows, OUTPUTS=tiles.outputs, PDL=self.pdl, num_warps=tiles.warps, **constants, **split,
-            **self.launch,
+            ROWS=tiles.rows, OUTPUTS=tiles.outputs, num_warps=tiles.warps, **constants, **split, **self.launch,
         )  # fmt: skip
 
     def _attend_self(
         self, step: DecoderStep, layer: Layer, state: Input, cache: Tensor, number: int, kept: Tensor | None
     ) -> Input:
-        kind, width, rows = self.kind(state, layer), self.model.width, step.rows
+        state, width, rows = state.before(layer, layer.self_norm), self.model.width, step.rows
         adds = self.model.positions_every_layer and number > 0
         x = state.x
-        if kind != InputKind.PLAIN:
+        if state.kind != InputKind.PLAIN:
             x = self.memory.free(rows, state.x) if kept is None else kept
         query = self.memory.query[: rows * width].view(rows, width)
         first = step
         if number == 0 and step.active_at_first is not None:
             first = replace(step, active=step.active_at_first)
         self.linear(
-            first, state, layer.self_qkv, query, kind, layer.self_norm if kind == InputKind.PRE_NORM else state.norm, x,
-            OutputKind.QUERY_KEY_VALUE, cache=cache, width=width, position_table=self.model.positions if adds else None,
+            first, state, layer.self_qkv, query, x, OutputKind.QUERY_KEY_VALUE, cache=cache, width=width,
+            position_table=self.model.positions if adds else None,
         )  # fmt: skip
         parts = self.attend(step, layer, Input(query), query, cache, step.bases, step.last_visible, layer.self_out)
-        return Input(x, parts, layer.self_out.bias, None if layer.normalize_before else layer.self_norm)
+        return _sum(x, parts, layer.self_out, layer, layer.self_norm)
 
     def _attend_source(self, step: DecoderStep, layer: Layer, state: Input, cache: Tensor) -> Input:
         assert layer.cross_out is not None and layer.cross_query is not None
         assert step.source_bases is not None and step.source_ends is not None
-        kind = self.kind(state, layer)
-        x = self.memory.free(step.rows, state.x)
-        norm = layer.cross_norm if kind == InputKind.PRE_NORM else state.norm
+        state, x = state.before(layer, layer.cross_norm), self.memory.free(step.rows, state.x)
         parts = self.attend(
-            step, layer, state, x, cache, step.source_bases, step.source_ends, layer.cross_out, layer.cross_query, kind,
-            norm,
-        )  # fmt: skip
-        return Input(x, parts, layer.cross_out.bias, None if layer.normalize_before else layer.cross_norm)
+            step, layer, state, x, cache, step.source_bases, step.source_ends, layer.cross_out, layer.cross_query
+        )
+        return _sum(x, parts, layer.cross_out, layer, layer.cross_norm)
 
     def _feed_forward(self, step: DecoderStep, layer: Layer, state: Input) -> Input:
-        kind, rows = self.kind(state, layer), step.rows
-        x = self.memory.free(rows, state.x)
+        rows = step.rows
+        state, x = state.before(layer, layer.final_norm), self.memory.free(rows, state.x)
         inner = self.memory.inner[: rows * layer.fc1.outputs].view(rows, layer.fc1.outputs)
-        norm = layer.final_norm if kind == InputKind.PRE_NORM else state.norm
-        self.linear(step, state, layer.fc1, inner, kind, norm, x, activation=layer.activation)
+        self.linear(step, state, layer.fc1, inner, x, activation=layer.activation)
         count = triton.cdiv(layer.fc2.inputs, _PART)
         parts = self._parts(0, count, rows)
         self.linear(step, Input(inner), layer.fc2, parts, output=OutputKind.PARTS)
-        return Input(x, parts, layer.fc2.bias, None if layer.normalize_before else layer.final_norm)
+        return _sum(x, parts, layer.fc2, layer, layer.final_norm)
 
     def attend(
         self,
@@ -323,12 +330,10 @@ class Runner:
         last: Tensor,
         out: Linear,
         query: Linear | None = None,
-        kind: InputKind = InputKind.PLAIN,
-        norm: Norm | None = None,
     ) -> Tensor:
         """Launch attention; return the partial results [heads, rows, D] of the output projection."""
         tiles, width = Tiles.of(step.rows, self.model.width, self.dtype), self.model.width
-        given, constants = state.arguments(kind, norm)
+        given, constants = state.arguments()
         # With 32 rows and a projection of the query, registers do not suffice.
         tile = 16 if query is not None or step.per_sentence <= 16 or self.dtype == torch.float32 else 32
         results = self._parts(0 if query is None else 1, layer.heads, step.rows)
@@ -344,7 +349,7 @@ class Runner:
         grid = (step.rows // step.per_sentence * triton.cdiv(step.per_sentence, tile), layer.heads)
         out_tiles = triton.cdiv(width, outputs)
         into, peaks = (results, results) if parts == 1 else self.memory.split_attention(parts, layer.heads, step.rows)
-        shape = {"ROWS": tile, "HEAD": head, "OUTPUTS": outputs, "BEAM": beam, "PDL": self.pdl}
+        shape = {"ROWS": tile, "HEAD": head, "OUTPUTS": outputs, "BEAM": beam}
         attention.attend[*grid, out_tiles if parts == 1 else parts](
             *given, new_x_or_query, out.weight if query is None else query.weight,
             query.bias if query is not None and has_bias else state.x, new_x_or_query, cache, bases, last,
@@ -365,8 +370,9 @@ class Runner:
     def _parts(self, buffer: int, count: int, rows: int) -> Tensor:
         return self.memory.parts[buffer][: count * rows * self.model.width].view(count, rows, self.model.width)
 
-    def last_input(self, state: Input) -> tuple[Input, InputKind, Norm | None]:
-        """Return the input of the product after the last layer, how it is normalised, and its norm."""
-        if not self.model.layers[0].normalize_before:
-            return state, InputKind.POST_NORM, state.norm
-        return state, InputKind.PRE_NORM if self.model.final_norm else InputKind.SUM, self.model.final_norm or None
+
+def _sum(x: Tensor, parts: Tensor, out: Linear, layer: Layer, norm: Norm) -> Input:
+    """Return what a sublayer leaves: the sum, which post-norm layers normalise."""
+    if layer.normalize_before:
+        return Input(x, parts, out.bias, InputKind.SUM)
+    return Input(x, parts, out.bias, InputKind.POST_NORM, norm)

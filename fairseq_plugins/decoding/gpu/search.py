@@ -11,10 +11,10 @@ from fairseq_plugins.decoding.gpu.acceptance import Acceptance
 from fairseq_plugins.decoding.gpu.batch import TILE, Batch, Sizes
 from fairseq_plugins.decoding.gpu.drafter import Drafter
 from fairseq_plugins.decoding.gpu.kernels import rows, scores
-from fairseq_plugins.decoding.gpu.kernels.constants import Activation, InputKind, OutputKind
-from fairseq_plugins.decoding.gpu.runner import DecoderStep, Input, Runner, padded
+from fairseq_plugins.decoding.gpu.kernels.constants import Activation, OutputKind
+from fairseq_plugins.decoding.gpu.runner import DecoderStep, Input, Runner
 from fairseq_plugins.decoding.gpu.vocabulary import Draw, Scores, choose_best, make_scores, score
-from fairseq_plugins.decoding.gpu.weights import Linear, Norm, Transformer
+from fairseq_plugins.decoding.gpu.weights import Linear, Transformer
 
 
 @dataclass(frozen=True)
@@ -24,23 +24,21 @@ class Encoded:
     Attributes:
         runner: of the encoder.
         step: the rows, in tiles of 16; a tile belongs to one source.
-        state, kind, norm: the encoder's output, as the input of the next product.
+        state: the encoder's output, as the input of the next product.
         slots: [rows], the slot of each source token in the keys and values of a decoder; -1 for padding.
     """
 
     runner: Runner
     step: DecoderStep
     state: Input
-    kind: InputKind
-    norm: Norm | None
     slots: Tensor
 
     def write_keys(self, projection: Linear, width: int, cache: Tensor) -> None:
         """Write keys and values of the sources for all layers of a decoder, into cache [L, slots, 2, width]."""
         new_x = self.runner.memory.free(self.step.rows, self.state.x)
         self.runner.linear(
-            self.step, self.state, projection, self.state.x, self.kind, self.norm, new_x, OutputKind.SOURCE_KEY_VALUE,
-            cache=cache, slots=self.slots, width=width, layer_stride=cache.stride(0),
+            self.step, self.state, projection, self.state.x, new_x, OutputKind.SOURCE_KEY_VALUE, cache=cache,
+            slots=self.slots, width=width, layer_stride=cache.stride(0),
         )  # fmt: skip
 
 
@@ -93,16 +91,11 @@ class EncoderRunner:
         """Launch the encoder for sources of this many tiles."""
         model, batch, count = self.model, self.batch, tiles * TILE
         tokens, places, begins, sizes = self.parts(tiles)
-        table, norm = model.positions, model.embedding_norm
-        none = model.embedding
         rows.source_rows[(count,)](
-            tokens, places, begins, sizes, batch.source_bases, model.embedding, none if table is None else table,
-            norm.weight if norm else none, norm.bias if norm else none, self.x, self.own_slots, self.slots,
-            self.last_visible, batch.source, batch.source_lengths, batch.source_ends, batch.tokens,
-            batch.place_limits, batch.lengths, batch.active, batch.emitted, batch.num_drafted, batch.source.stride(0),
-            batch.tokens.stride(0), model.width, self.x.stride(0), 0 if table is None else table.size(0), model.scale,
-            eps=norm.eps, HAS_TABLE=table is not None, HAS_NORM=bool(norm), WIDTH=padded(model.width),
-            PDL=self.runner.pdl, num_warps=4, **self.runner.launch,
+            tokens, places, begins, sizes, batch.source_bases, self.own_slots, self.slots, self.last_visible,
+            batch.source, batch.source_lengths, batch.source_ends, batch.tokens, batch.place_limits, batch.lengths,
+            batch.active, batch.emitted, batch.num_drafted, batch.source.stride(0), batch.tokens.stride(0),
+            **self.runner.rows_arguments(self.x),
         )  # fmt: skip
         # The host writes the sizes before, and they are 0 where no sentence is.
         step = DecoderStep(
@@ -112,7 +105,7 @@ class EncoderRunner:
         # The keys of a layer are read before those of the next are written.
         cache = self.cache.expand(len(model.layers), -1, -1, -1)
         state = self.runner.run(step, self.x[:count], cache)
-        return Encoded(self.runner, step, *self.runner.last_input(state), self.slots[:count])
+        return Encoded(self.runner, step, state, self.slots[:count])
 
 
 class Search:
@@ -225,7 +218,6 @@ class GreedySearch(Search):
     def verify(self, places: int, width: int) -> Verified:
         """Launch the verifier on the last token of each sentence and its draft."""
         model, batch, count = self.verifier, self.batch, places * (width + 1)
-        table, norm, none = model.positions, model.embedding_norm, model.embedding
         features, kept = self._kept(count)
         x = kept.get(0, self.x[: count * model.width].view(count, model.width))
         into = self.scores.of_rows(count)
@@ -233,13 +225,9 @@ class GreedySearch(Search):
         num_drafted = batch.num_drafted if width > 0 else self.no_drafts[:places]
         rows.verified_rows[(count,)](
             batch.tokens, batch.lengths, batch.draft, num_drafted, batch.prefix, batch.place_limits, batch.bases,
-            model.embedding, none if table is None else table, norm.weight if norm else none,
-            norm.bias if norm else none, x, positions, slots, into.only, into.row_limits, into.watched,
-            self.needed, batch.active,
-            batch.tokens.stride(0), batch.draft.stride(0), batch.prefix.stride(0), width + 1, model.width, x.stride(0),
-            0 if table is None else table.size(0), model.scale, eps=norm.eps, HAS_TABLE=table is not None,
-            HAS_NORM=bool(norm), STEPS=triton.next_power_of_2(width + 1), WIDTH=padded(model.width),
-            PDL=self.runner.pdl, num_warps=4, **self.runner.launch,
+            positions, slots, into.only, into.row_limits, into.watched, self.needed, batch.active,
+            batch.tokens.stride(0), batch.draft.stride(0), batch.prefix.stride(0), width + 1,
+            STEPS=triton.next_power_of_2(width + 1), **self.runner.rows_arguments(x),
         )  # fmt: skip
         step = DecoderStep(
             count, width + 1, self.needed[:places], slots, batch.bases, positions, positions, batch.source_bases,
@@ -247,15 +235,14 @@ class GreedySearch(Search):
         )  # fmt: skip
         state = self.runner.run(step, x, self.cache, self.source_cache, kept)
         hidden = self.hidden[: count * model.width].view(count, model.width)
-        last, kind, last_norm = self.runner.last_input(state)
         new_x = kept.get(len(model.layers))
         assert model.projection is not None
         if self.head is not None:
-            last = self._head(step, last, kind, last_norm, hidden, new_x)
-            kind, last_norm, new_x = InputKind.PLAIN, None, last.x
+            state = self._head(step, state, hidden, new_x)
+            new_x = state.x
         all_scores = self.all_scores(batch.draw, into)
         score(
-            self.runner, step, last, kind, last_norm, model.projection, into, batch.limits, batch.penalties, new_x,
+            self.runner, step, state, model.projection, into, batch.limits, batch.penalties, new_x,
             hidden if self.head is None else None, all_scores=all_scores, draw=batch.draw,
         )  # fmt: skip
         choose_best(self.runner, step, into, True, batch.draw, all_scores)
@@ -271,7 +258,7 @@ class GreedySearch(Search):
             batch.active, batch.emitted, batch.last_row, batch.status, batch.tokens.stride(0), batch.draft.stride(0),
             width + 1, into.tiles, rule.tau, rule.epsilon, MIN_BLOCK=rule.min_block, BETA=rule.top_beta,
             DISTANCE=self.values is not None, BEST=into.best, STEPS=triton.next_power_of_2(width + 1),
-            CHUNK=64, PDL=self.runner.pdl, num_warps=4, **self.runner.launch,
+            CHUNK=64, num_warps=4, **self.runner.launch,
         )  # fmt: skip
 
     def _kept(self, count: int) -> tuple[Tensor | None, dict[int, Tensor]]:
@@ -282,16 +269,14 @@ class GreedySearch(Search):
         features = self.features[: count * number * width].view(count, number, width)
         return features.flatten(1), {layer: features[:, n] for n, layer in enumerate(self.layers_read)}
 
-    def _head(
-        self, step: DecoderStep, state: Input, kind: InputKind, norm: Norm | None, hidden: Tensor, new_x: Tensor | None
-    ) -> Input:
+    def _head(self, step: DecoderStep, state: Input, hidden: Tensor, new_x: Tensor | None) -> Input:
         """Launch head 1 of blockwise decoding, a layer with a residual; return the input of the projection."""
         assert self.head is not None and self.wide is not None and self.projected is not None
         expand, shrink = self.head
         wide = self.wide[: step.rows * expand.outputs].view(step.rows, expand.outputs)
         projected = self.projected[: step.rows * shrink.outputs].view(step.rows, shrink.outputs)
         new_x = self.runner.memory.free(step.rows, state.x) if new_x is None else new_x
-        self.runner.linear(step, state, expand, wide, kind, norm, new_x, activation=Activation.RELU, normal=hidden)
+        self.runner.linear(step, state, expand, wide, new_x, activation=Activation.RELU, normal=hidden)
         self.runner.linear(step, Input(wide), shrink, projected, residual=hidden)
         return Input(projected)
 

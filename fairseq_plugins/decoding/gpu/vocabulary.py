@@ -7,9 +7,8 @@ import triton
 from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.kernels import scores
-from fairseq_plugins.decoding.gpu.kernels.constants import InputKind
 from fairseq_plugins.decoding.gpu.runner import DecoderStep, Input, Runner, Tiles, chunks
-from fairseq_plugins.decoding.gpu.weights import Linear, Norm
+from fairseq_plugins.decoding.gpu.weights import Linear
 
 DRAWN = 1024  # scores that a program reads at a time for --sampling-topk and --sampling-topp
 
@@ -93,8 +92,6 @@ def score(
     runner: Runner,
     step: DecoderStep,
     state: Input,
-    kind: InputKind,
-    norm: Norm | None,
     projection: Linear,
     into: Scores,
     limits: Tensor | None,
@@ -121,7 +118,7 @@ def score(
     """
     if draw is not None:
         penalties = draw.penalties
-    given, constants = state.arguments(kind, norm)
+    given, constants = state.arguments()
     none, rows = state.x, step.rows
     scored = rows // step.per_sentence * (step.per_sentence - skipped)
     tiles = Tiles.of(scored, runner.model.width, runner.dtype)
@@ -137,7 +134,7 @@ def score(
         into.only if ids is None else ids, step.active, rows, step.per_sentence, skipped, into.outputs, count,
         runner.model.width, HAS_BIAS=projection.bias is not None, KEEP=normal is not None, LIMITED=limits is not None,
         BEST=into.best, FURTHER=further is not None, STORES=all_scores is not None, DRAWS=draw is not None,
-        HAS_IDS=ids is not None, ROWS=tiles.rows, OUTPUTS=into.tile, PDL=runner.pdl, num_warps=8, **constants,
+        HAS_IDS=ids is not None, ROWS=tiles.rows, OUTPUTS=into.tile, num_warps=8, **constants,
         **chunks(runner.model.width, runner.dtype), **runner.launch,
     )  # fmt: skip
 
@@ -161,7 +158,7 @@ def choose_best(
         into.only if ids is None else ids, limits, penalties, step.active,
         step.per_sentence, into.outputs, into.tiles, BEST=into.best, LIMITED=is_limited,
         DRAWS=draw is not None, KEEPS=keeps, HAS_IDS=ids is not None, CHUNK=DRAWN,
-        TILES=triton.next_power_of_2(into.tiles), PDL=runner.pdl, num_warps=8 if keeps else 4, **runner.launch,
+        TILES=triton.next_power_of_2(into.tiles), num_warps=8 if keeps else 4, **runner.launch,
     )  # fmt: skip
 
 

@@ -50,9 +50,7 @@ class FallbackDrafter(Drafter):
     def draft(self, batch: Batch, places: int, width: int) -> None:
         """Draft with the first, then with the second where there is no draft: only there is its batch active."""
         self.first.draft(batch, places, width)
-        find_undrafted[(places,)](
-            batch.active, batch.num_drafted, self.undrafted, PDL=bool(self.launch), num_warps=1, **self.launch
-        )
+        find_undrafted[(places,)](batch.active, batch.num_drafted, self.undrafted, num_warps=1, **self.launch)
         others = copy.copy(batch)
         others.active = self.undrafted
         self.second.draft(others, places, min(width, self.second.width))

@@ -99,5 +99,5 @@ class CopyDrafter(Drafter):
             *texts, batch.tokens, batch.lengths, batch.place_limits, batch.draft, batch.num_drafted, batch.active,
             texts[0].stride(0), end_stride, batch.tokens.stride(0), batch.draft.stride(0), min(width, self.width),
             self.max_match, LOOKUP=int(self.lookup), BLOCK=_BLOCK, STEPS=triton.next_power_of_2(width),
-            PDL=bool(self.launch), num_warps=4, **self.launch,
+            num_warps=4, **self.launch,
         )  # fmt: skip

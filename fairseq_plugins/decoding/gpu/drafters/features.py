@@ -66,6 +66,6 @@ class FeatureDrafter(TrainedDrafter):
             self.reader.outputs, self.cache.stride(0), eps=self.norm.eps,
             INPUT=int(InputKind.PRE_NORM if self.normalizes else InputKind.PLAIN),
             HAS_BIAS=self.key_value.bias is not None, ROWS=tiles.rows,
-            OUTPUTS=tiles.outputs, WIDTH=padded(model.width), PDL=self.runner.pdl, num_warps=tiles.warps,
+            OUTPUTS=tiles.outputs, WIDTH=padded(model.width), num_warps=tiles.warps,
             **chunks(model.width, self.runner.dtype), **self.runner.launch,
         )  # fmt: skip

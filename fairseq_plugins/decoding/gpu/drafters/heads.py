@@ -10,7 +10,7 @@ import torch
 from fairseq_plugins.decoding.gpu.batch import Batch
 from fairseq_plugins.decoding.gpu.drafter import Drafter
 from fairseq_plugins.decoding.gpu.drafters.writing import launch_given
-from fairseq_plugins.decoding.gpu.kernels.constants import Activation, InputKind
+from fairseq_plugins.decoding.gpu.kernels.constants import Activation
 from fairseq_plugins.decoding.gpu.runner import Input
 from fairseq_plugins.decoding.gpu.search import GreedySearch, Verified
 from fairseq_plugins.decoding.gpu.vocabulary import choose_best, make_scores, score
@@ -68,7 +68,6 @@ class HeadsDrafter(Drafter):
         draw = batch.draw
         kept = self.search.all_scores(draw, into)
         score(
-            runner, of_heads, Input(rows), InputKind.PLAIN, None, self.projection, into, None, None, new_x=rows,
-            all_scores=kept, draw=draw,
+            runner, of_heads, Input(rows), self.projection, into, None, None, new_x=rows, all_scores=kept, draw=draw
         )  # fmt: skip
         choose_best(runner, of_heads, into, False, draw, kept)

@@ -58,7 +58,7 @@ class JacobiDrafter(Drafter):
         if self.pool_size:
             grid = (batch.sizes.places, triton.cdiv(self.pool_size, _FILLED))
             forget[grid](
-                self.pool, batch.lengths, self.pool_size, FILLED=_FILLED, PDL=bool(self.launch), num_warps=4,
+                self.pool, batch.lengths, self.pool_size, FILLED=_FILLED, num_warps=4,
                 **self.launch,
             )  # fmt: skip
 
@@ -69,7 +69,7 @@ class JacobiDrafter(Drafter):
             batch.place_limits, batch.emitted, batch.draft, batch.num_drafted, batch.active, self.tails.stride(0),
             self.pool_size, batch.source.stride(0), batch.tokens.stride(0), batch.draft.stride(0), width, self.length,
             self.initial, LIMITED=self.length >= 0, FROM_SOURCE=self.initial < 0, HAS_POOL=self.pool_size > 0,
-            STEPS=triton.next_power_of_2(width), PDL=bool(self.launch), num_warps=4, **self.launch,
+            STEPS=triton.next_power_of_2(width), num_warps=4, **self.launch,
         )  # fmt: skip
 
     def observe(self, batch: Batch, verified: Verified) -> None:
@@ -80,5 +80,5 @@ class JacobiDrafter(Drafter):
             predicted, self.tails, self.pool, batch.tokens, batch.lengths, batch.emitted, batch.draft,
             batch.num_drafted, batch.active, self.tails.stride(0), self.pool_size, batch.tokens.stride(0),
             batch.draft.stride(0), step.per_sentence, HAS_POOL=self.pool_size > 0,
-            STEPS=triton.next_power_of_2(step.per_sentence), PDL=bool(self.launch), num_warps=4, **self.launch,
+            STEPS=triton.next_power_of_2(step.per_sentence), num_warps=4, **self.launch,
         )  # fmt: skip

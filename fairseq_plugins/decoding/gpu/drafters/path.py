@@ -78,7 +78,7 @@ def choose_independently(
     choose_alone[(places,)](
         best, tokens, path.ids, batch.lengths, batch.place_limits, batch.draft, batch.num_drafted, batch.active,
         batch.draft.stride(0), width, tiles, STEPS=triton.next_power_of_2(width), TILES=triton.next_power_of_2(tiles),
-        PDL=bool(launch), num_warps=4, **launch,
+        num_warps=4, **launch,
     )  # fmt: skip
 
 
@@ -113,11 +113,11 @@ def choose_along(
             memory.best_scores.size(1), memory.tiles, step, HAS_STATE=path.to_rank is not None,
             HAS_BIAS=bias is not None, DRAWS=draw is not None, KEEPS=keeps, OUTPUTS=_TILE,
             TILES=triton.next_power_of_2(memory.tiles), RANK=triton.next_power_of_2(rank),
-            STATE=triton.next_power_of_2(state), PDL=bool(launch), num_warps=8, **launch,
+            STATE=triton.next_power_of_2(state), num_warps=8, **launch,
         )  # fmt: skip
         if keeps and step < width:
             draw_next[(places,)](
                 totals, path.ids, batch.noise_keys, batch.limits, batch.penalties, batch.lengths, memory.best_places,
                 batch.active, len(path.ids), memory.best_scores.size(1), memory.tiles, step, CHUNK=DRAWN,
-                PDL=bool(launch), num_warps=8, **launch,
+                num_warps=8, **launch,
             )  # fmt: skip

@@ -9,7 +9,7 @@ from fairseq_plugins.decoding.gpu.batch import Batch
 from fairseq_plugins.decoding.gpu.drafter import Drafter
 from fairseq_plugins.decoding.gpu.drafters.path import Path, PathMemory, choose_along, choose_independently
 from fairseq_plugins.decoding.gpu.kernels import rows
-from fairseq_plugins.decoding.gpu.runner import DecoderStep, Input, Runner, padded
+from fairseq_plugins.decoding.gpu.runner import DecoderStep, Input, Runner
 from fairseq_plugins.decoding.gpu.search import Encoded, GreedySearch
 from fairseq_plugins.decoding.gpu.vocabulary import choose_best, make_scores, score, tile_of
 from fairseq_plugins.decoding.gpu.weights import Linear, Transformer
@@ -84,19 +84,15 @@ class TrainedDrafter(Drafter):
         """
         model, mask, each = self.model, self.mask, tokens + masks
         count = places * each
-        table, norm, none = model.positions, model.embedding_norm, model.embedding
-        x, copies = self.x[:count], self.queries is not None
-        copy_table = mask.positions if mask.positions is not None else none
+        none, copies = model.embedding, self.queries is not None
+        x, copy_table = self.x[:count], mask.positions if mask.positions is not None else none
         positions, slots, last = self.positions[:count], self.slots[:count], self.last_visible[:count]
         rows.drafted_rows[(count,)](
-            batch.tokens, batch.lengths, batch.place_limits, batch.bases, model.embedding, mask.vector,
+            batch.tokens, batch.lengths, batch.place_limits, batch.bases, mask.vector,
             none if self.queries is None else self.queries, batch.source, batch.source_lengths, self.encoder.embedding,
-            self.encoder.scale, copy_table, copy_table.size(0), self.newest, none if table is None else table,
-            norm.weight if norm else none, norm.bias if norm else none, x, positions, slots, last, batch.active,
-            batch.emitted, batch.tokens.stride(0), batch.source.stride(0), each, tokens, model.width, x.stride(0),
-            0 if table is None else table.size(0), model.scale, model.width**-0.5, eps=norm.eps, COPIES=copies,
-            ADDS=adds, IN_BLOCK=in_block, HAS_TABLE=table is not None, HAS_NORM=bool(norm), WIDTH=padded(model.width),
-            PDL=self.runner.pdl, num_warps=4, **self.runner.launch,
+            self.encoder.scale, copy_table, copy_table.size(0), self.newest, positions, slots, last, batch.active,
+            batch.emitted, batch.tokens.stride(0), batch.source.stride(0), each, tokens, model.width**-0.5,
+            COPIES=copies, ADDS=adds, IN_BLOCK=in_block, **self.runner.rows_arguments(x),
         )  # fmt: skip
         step = DecoderStep(
             count, each, batch.active[:places], slots, batch.bases, last, positions, batch.source_bases,
@@ -115,8 +111,8 @@ class TrainedDrafter(Drafter):
         draw = None if goes_along else batch.draw
         scores = self.path_memory.scores if goes_along else self.search.all_scores(draw, into)
         score(
-            self.runner, step, *self.runner.last_input(state), self.projection, into, None, None, further=further,
-            skipped=skipped, all_scores=scores, draw=draw, ids=ids,
+            self.runner, step, state, self.projection, into, None, None, further=further, skipped=skipped,
+            all_scores=scores, draw=draw, ids=ids,
         )  # fmt: skip
         launch = self.runner.launch
         if draw is not None and draw.keeps:

@@ -16,5 +16,5 @@ def launch_given(
     draft_given[(places,)](
         given, batch.lengths, batch.place_limits, batch.emitted, batch.draft, batch.num_drafted, batch.active,
         given.size(1), batch.draft.stride(0), width, AFTER_OUTPUT=after_output,
-        STEPS=triton.next_power_of_2(width), PDL=bool(launch), num_warps=4, **launch,
+        STEPS=triton.next_power_of_2(width), num_warps=4, **launch,
     )  # fmt: skip

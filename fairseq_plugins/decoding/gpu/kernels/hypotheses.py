@@ -33,11 +33,6 @@ def hypothesis_rows(
     prefix,  # [B, prefix_stride]
     limits,
     bases,
-    embedding,
-    table,
-    norm_weight,
-    norm_bias,
-    x,
     positions,  # [rows]
     slots,  # [rows]
     only,
@@ -46,6 +41,11 @@ def hypothesis_rows(
     active,
     columns,
     prefix_stride,
+    embedding,
+    table,
+    norm_weight,
+    norm_bias,
+    x,
     width,
     x_stride,
     table_size,

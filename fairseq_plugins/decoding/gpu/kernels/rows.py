@@ -76,11 +76,6 @@ def verified_rows(
     prefix,  # [B, prefix_stride], forced first tokens
     limits,
     bases,  # [B], first cache slots
-    embedding,
-    table,
-    norm_weight,
-    norm_bias,
-    x,
     positions,  # [rows]
     slots,  # [rows]; -1 for rows of no token
     only,
@@ -92,6 +87,11 @@ def verified_rows(
     draft_stride,
     prefix_stride,
     per_sentence,
+    embedding,
+    table,
+    norm_weight,
+    norm_bias,
+    x,
     width,
     x_stride,
     table_size,
@@ -159,7 +159,6 @@ def drafted_rows(
     lengths,
     limits,
     bases,
-    embedding,
     mask_vector,
     queries,  # [P, D], of the soft copy of the source at each position, where COPIES
     source,  # [B, source_stride], source tokens
@@ -169,10 +168,6 @@ def drafted_rows(
     copy_table,  # [P, D], positions in the soft copy
     copy_size,
     newest,  # [B, D], added to the inputs of a sentence, where ADDS
-    table,
-    norm_weight,
-    norm_bias,
-    x,
     positions,
     slots,  # [rows]; -1 for rows that are before the output or beyond its end
     last_visible,
@@ -182,11 +177,16 @@ def drafted_rows(
     source_stride,
     per_sentence,
     token_rows,  # rows of a sentence that are its last tokens; masks follow
+    copy_scale,
+    embedding,
+    table,
+    norm_weight,
+    norm_bias,
+    x,
     width,
     x_stride,
     table_size,
     scale,
-    copy_scale,
     eps: tl.constexpr,
     COPIES: tl.constexpr,
     ADDS: tl.constexpr,
@@ -269,11 +269,6 @@ def source_rows(
     begins,  # [tiles], the first row of the tile's sentence
     sizes,  # [tiles], the length of the tile's sentence
     source_bases,  # [B], first slots of the sources' keys and values
-    embedding,
-    table,
-    norm_weight,
-    norm_bias,
-    x,
     own_slots,  # [rows], in the encoder's own keys and values
     cross_slots,  # [rows], in those of the decoder
     last_visible,  # [rows]
@@ -288,6 +283,11 @@ def source_rows(
     num_drafted,
     source_stride,
     columns,
+    embedding,
+    table,
+    norm_weight,
+    norm_bias,
+    x,
     width,
     x_stride,
     table_size,
