@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.batch import Sizes
 from fairseq_plugins.decoding.gpu.kernels import hypotheses as kernels
-from fairseq_plugins.decoding.gpu.runner import DecoderStep
 from fairseq_plugins.decoding.gpu.search import Search
 from fairseq_plugins.decoding.gpu.vocabulary import score, tile_of
 from fairseq_plugins.decoding.gpu.weights import Transformer
@@ -65,17 +64,7 @@ class BeamSearch(Search):
         launch = self.runner.launch
         x = self.x[: count * model.width].view(count, model.width)
         into = self.scores.of_rows(count)
-        positions, slots = self.positions[:count], self.slots[:count]
-        columns = self.sizes.columns
-        kernels.hypothesis_rows[(count,)](
-            batch.tokens, batch.lengths, batch.prefix, batch.place_limits, batch.bases, positions, slots, into.only,
-            into.row_limits, into.watched, batch.active, columns, batch.prefix.stride(0), BEAM=beam,
-            **self.runner.rows_arguments(x),
-        )  # fmt: skip
-        step = DecoderStep(
-            count, beam, batch.active[:places], slots, batch.bases, positions, positions, batch.source_bases,
-            batch.source_ends, self.ancestors, batch.parts,
-        )  # fmt: skip
+        step = self.begin_step(places, beam, x, into, batch.num_drafted, self.ancestors)
         state = self.runner.run(step, x, self.cache, self.source_cache)
         assert model.projection is not None
         score(self.runner, step, state, model.projection, into, batch.limits, batch.penalties)
@@ -89,9 +78,9 @@ class BeamSearch(Search):
         kernels.advance_beams[(places,)](
             self.candidate_scores, self.candidate_tokens, into.normalizer, batch.prefix, batch.place_limits,
             batch.tokens, batch.log_probs, self.ancestors, self.sums, self.ended_tokens, self.ended_log_probs,
-            self.ended_scores, self.ended_lengths, self.num_ended, batch.lengths, batch.active, batch.status, columns,
-            batch.prefix.stride(0), into.outputs, BEAM=beam, COUNT=2 * beam, HYPOTHESES=hypotheses, RANKS=ranks,
-            COLUMNS=_COLUMNS, num_warps=min(8, max(1, ranks * hypotheses // 512)), **launch,
+            self.ended_scores, self.ended_lengths, self.num_ended, batch.lengths, batch.active, batch.status,
+            self.sizes.columns, batch.prefix.stride(0), into.outputs, BEAM=beam, COUNT=2 * beam, HYPOTHESES=hypotheses,
+            RANKS=ranks, COLUMNS=_COLUMNS, num_warps=min(8, max(1, ranks * hypotheses // 512)), **launch,
         )  # fmt: skip
 
     def results(self, length: int) -> tuple[Tensor, ...]:

@@ -131,6 +131,7 @@ class Search:
         self.source_projection = verifier.source_key_value()
         self.x = torch.zeros(most * width, dtype=dtype, device=self.device)
         self.positions, self.slots = (torch.zeros(most, dtype=torch.int32, device=self.device) for _ in range(2))
+        self.needed = torch.zeros_like(self.batch.active)
         self.kept_scores: list[Tensor] = []
         self.scores = make_scores(most, verifier.projection.outputs, width, best, self.device)
 
@@ -144,6 +145,23 @@ class Search:
         if not self.kept_scores or len(self.kept_scores[-1]) < size:
             self.kept_scores.append(torch.zeros(size, dtype=torch.float32, device=self.device))
         return self.kept_scores[-1][:size].view(rows, into.outputs)
+
+    def begin_step(
+        self, places: int, each: int, x: Tensor, into: Scores, num_drafted: Tensor, ancestors: Tensor | None = None
+    ) -> DecoderStep:
+        """Launch what begins a step of `each` rows of a place, and writes their inputs to x [rows, D]."""
+        batch, count = self.batch, places * each
+        positions, slots = self.positions[:count], self.slots[:count]
+        rows.verified_rows[(count,)](
+            batch.tokens, batch.lengths, batch.draft, num_drafted, batch.prefix, batch.place_limits, batch.bases,
+            positions, slots, into.only, into.row_limits, into.watched, self.needed, batch.active, self.sizes.columns,
+            batch.draft.stride(0), batch.prefix.stride(0), each, BEAM=ancestors is not None,
+            STEPS=triton.next_power_of_2(each), **self.runner.rows_arguments(x),
+        )  # fmt: skip
+        return DecoderStep(
+            count, each, self.needed[:places], slots, batch.bases, positions, positions, batch.source_bases,
+            batch.source_ends, ancestors, batch.parts, batch.active[:places],
+        )  # fmt: skip
 
     def encode(self, tiles: int) -> Encoded:
         """Launch the encoder for new sentences."""
@@ -182,7 +200,6 @@ class GreedySearch(Search):
 
         self.features = zeros(max(len(self.layers_read), 1) * verifier.width)
         self.hidden = zeros(verifier.width)
-        self.needed = torch.zeros_like(self.batch.active)
         self.no_drafts = torch.zeros_like(self.batch.num_drafted)
         self.wide: Tensor | None = None if head is None else zeros(head[0].outputs)
         self.projected: Tensor | None = None if head is None else zeros(head[1].outputs)
@@ -221,18 +238,7 @@ class GreedySearch(Search):
         features, kept = self._kept(count)
         x = kept.get(0, self.x[: count * model.width].view(count, model.width))
         into = self.scores.of_rows(count)
-        positions, slots = self.positions[:count], self.slots[:count]
-        num_drafted = batch.num_drafted if width > 0 else self.no_drafts[:places]
-        rows.verified_rows[(count,)](
-            batch.tokens, batch.lengths, batch.draft, num_drafted, batch.prefix, batch.place_limits, batch.bases,
-            positions, slots, into.only, into.row_limits, into.watched, self.needed, batch.active,
-            batch.tokens.stride(0), batch.draft.stride(0), batch.prefix.stride(0), width + 1,
-            STEPS=triton.next_power_of_2(width + 1), **self.runner.rows_arguments(x),
-        )  # fmt: skip
-        step = DecoderStep(
-            count, width + 1, self.needed[:places], slots, batch.bases, positions, positions, batch.source_bases,
-            batch.source_ends, parts=batch.parts, active_at_first=batch.active[:places],
-        )  # fmt: skip
+        step = self.begin_step(places, width + 1, x, into, batch.num_drafted if width > 0 else self.no_drafts[:places])
         state = self.runner.run(step, x, self.cache, self.source_cache, kept)
         hidden = self.hidden[: count * model.width].view(count, model.width)
         new_x = kept.get(len(model.layers))

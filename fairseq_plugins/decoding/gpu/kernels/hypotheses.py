@@ -1,4 +1,4 @@
-"""The Triton kernels of beam search: input rows, the best continuations of a hypothesis, and which of a sentence go on.
+"""The Triton kernels of beam search: the best continuations of a hypothesis, and which of a sentence go on.
 
 The rules are those of csrc/beam_search.cpp. A hypothesis writes its tokens, keys and values to places of its own; a
 table of ancestors tells which hypothesis wrote an earlier position. There are two tables and two rows of scores, for
@@ -9,74 +9,16 @@ import triton
 import triton.language as tl
 
 from fairseq_plugins.decoding.gpu.kernels.constants import (
-    ACCEPTED,
     ALL_ROWS,
-    DRAFTED,
-    EMITTED,
     EOS,
     EOS_IS_FORBIDDEN,
-    ERROR,
-    HAS_ENDED,
     MAX_LEN,
     SCORES_ARE_NAN,
-    STATUS,
     TOKENS,
 )
 from fairseq_plugins.decoding.gpu.kernels.layers import before_overwriting, best_of, wait
-from fairseq_plugins.decoding.gpu.kernels.rows import forced_token, store_input, store_limits
-
-
-@triton.jit
-def hypothesis_rows(
-    tokens,  # [B, BEAM, columns], the first token at hypothesis 0, then what each hypothesis wrote
-    lengths,
-    prefix,  # [B, prefix_stride]
-    limits,
-    bases,
-    positions,  # [rows]
-    slots,  # [rows]
-    only,
-    row_limits,
-    watched,
-    active,
-    columns,
-    prefix_stride,
-    embedding,
-    table,
-    norm_weight,
-    norm_bias,
-    x,
-    width,
-    x_stride,
-    table_size,
-    scale,
-    eps: tl.constexpr,
-    HAS_TABLE: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    BEAM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Begin a step with the last token of each hypothesis. Grid: rows."""
-    row = tl.program_id(0)
-    sentence, own = row // BEAM, row % BEAM
-    column = tl.arange(0, WIDTH)
-    wait(PDL)
-    if tl.load(active + sentence) == 0:
-        return
-    limits += sentence * TOKENS
-    length = tl.load(lengths + sentence)
-    writer = tl.where(length == 0, sentence * BEAM, row)
-    token = tl.load(tokens + writer.to(tl.int64) * columns + length).to(tl.int64)
-    values = tl.load(embedding + token * width + column, mask=column < width, other=0.0).to(tl.float32) * scale
-    store_input(
-        values, length, x, row, x_stride, table, table_size, norm_weight, norm_bias, column, width, eps, HAS_TABLE,
-        HAS_NORM,
-    )  # fmt: skip
-    tl.store(positions + row, length)
-    tl.store(slots + row, (tl.load(bases + sentence) + length * BEAM + own).to(tl.int32))
-    alone = store_limits(prefix + sentence * prefix_stride, limits, only, row_limits, row, length)
-    tl.store(watched + row, alone)
+from fairseq_plugins.decoding.gpu.kernels.rows import forced_token
+from fairseq_plugins.decoding.gpu.kernels.scores import store_status
 
 
 @triton.jit
@@ -232,8 +174,7 @@ def advance_beams(
     sentence = tl.program_id(0)
     wait(PDL)
     if tl.load(active + sentence) == 0:
-        for column in tl.static_range(STATUS):
-            tl.store(status + sentence * STATUS + column, 1 if column == HAS_ENDED else 0)
+        store_status(status, sentence, 0, 0, 0, 1, 0)
         return
     limits += sentence * TOKENS
     length, max_len, end = tl.load(lengths + sentence), tl.load(limits + MAX_LEN), tl.load(limits + EOS)
@@ -295,11 +236,5 @@ def advance_beams(
     is_forbidden = is_last & (is_finished == 0)
     tl.store(lengths + sentence, length + 1)
     tl.store(active + sentence, tl.where(is_finished | is_forbidden | (is_nan > 0), 0, ALL_ROWS))
-    tl.store(status + sentence * STATUS + EMITTED, 1)
-    tl.store(status + sentence * STATUS + ACCEPTED, 0)
-    tl.store(status + sentence * STATUS + DRAFTED, 0)
-    tl.store(status + sentence * STATUS + HAS_ENDED, is_finished.to(tl.int32))
-    tl.store(
-        status + sentence * STATUS + ERROR,
-        tl.where(is_nan > 0, SCORES_ARE_NAN, tl.where(is_forbidden, EOS_IS_FORBIDDEN, 0)),
-    )
+    error = tl.where(is_nan > 0, SCORES_ARE_NAN, tl.where(is_forbidden, EOS_IS_FORBIDDEN, 0))
+    store_status(status, sentence, 1, 0, 0, is_finished.to(tl.int32), error)

@@ -69,7 +69,7 @@ def store_limits(prefix, limits, only, row_limits, row, position):
 
 @triton.jit
 def verified_rows(
-    tokens,  # [B, columns], the first token and then the output
+    tokens,  # [B, columns], the first token and then the output; where BEAM [B, hypotheses, columns]
     lengths,
     draft,  # [B, draft_stride]
     num_drafted,
@@ -81,7 +81,7 @@ def verified_rows(
     only,
     row_limits,
     watched,
-    needed,  # [B], how many rows the next launches but the first need
+    needed,  # [B], how many rows the launches after the next one need
     active,
     columns,
     draft_stride,
@@ -99,11 +99,12 @@ def verified_rows(
     eps: tl.constexpr,
     HAS_TABLE: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    BEAM: tl.constexpr,  # whether rows are hypotheses
     STEPS: tl.constexpr,
     WIDTH: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Begin the verification of drafts: the last token of each sentence, then its draft. Grid: rows."""
+    """Begin a step: the last token of each sentence, then its draft; or the last of each hypothesis. Grid: rows."""
     row = tl.program_id(0)
     sentence, step = row // per_sentence, row % per_sentence
     column = tl.arange(0, WIDTH)
@@ -114,32 +115,41 @@ def verified_rows(
         return
     limits += sentence * TOKENS
     length = tl.load(lengths + sentence)
-    pad, prefix_width = tl.load(limits + PAD), tl.minimum(tl.load(limits + PREFIX), tl.load(limits + MAX_LEN))
-    position = length + step
-    own_draft, own_prefix = draft + sentence * draft_stride, prefix + sentence * prefix_stride
-    # What the prefix forces is the draft, and at the beginning nothing else is. Every row finds that out by itself, and
-    # then reads no draft, since the first row writes its length.
-    is_forced = length < prefix_width
-    number = 0
-    if is_forced:
-        more = tl.arange(0, STEPS)
-        given = tl.load(own_prefix + length + more, mask=length + more < prefix_width, other=-1)
-        number = tl.min(tl.where((given < 0) | (given == pad), more, STEPS), 0)
-        number = tl.minimum(number, per_sentence - 1)
-        is_forced = (length == 0) | (number > 0)
-    if is_forced:
-        count = number
-        own = tl.load(own_prefix + position - 1, mask=(step > 0) & (step <= count), other=0)
-        following = tl.load(own_prefix + position, mask=step < count, other=-1)
-        tl.store(own_draft + step, following, step < count)
-        tl.store(num_drafted + sentence, count, step == 0)
+    own_prefix = prefix + sentence * prefix_stride
+    if BEAM:
+        # A hypothesis writes to a place and slots of its own. At first all are equal.
+        writer = tl.where(length == 0, sentence * per_sentence, row)
+        token = tl.load(tokens + writer.to(tl.int64) * columns + length)
+        count, position, following = per_sentence - 1, length, -1
+        slot = tl.load(bases + sentence) + length * per_sentence + step
     else:
-        count = tl.load(num_drafted + sentence)
-        own = tl.load(own_draft + step - 1, mask=(step > 0) & (step <= count), other=0)
-        following = tl.load(own_draft + step, mask=step < count, other=-1)
+        pad, prefix_width = tl.load(limits + PAD), tl.minimum(tl.load(limits + PREFIX), tl.load(limits + MAX_LEN))
+        position = length + step
+        own_draft = draft + sentence * draft_stride
+        # What the prefix forces is the draft, and at the beginning nothing else is. Every row finds that out by itself,
+        # and then reads no draft, since the first row writes its length.
+        is_forced = length < prefix_width
+        number = 0
+        if is_forced:
+            more = tl.arange(0, STEPS)
+            given = tl.load(own_prefix + length + more, mask=length + more < prefix_width, other=-1)
+            number = tl.min(tl.where((given < 0) | (given == pad), more, STEPS), 0)
+            number = tl.minimum(number, per_sentence - 1)
+            is_forced = (length == 0) | (number > 0)
+        if is_forced:
+            count = number
+            own = tl.load(own_prefix + position - 1, mask=(step > 0) & (step <= count), other=0)
+            following = tl.load(own_prefix + position, mask=step < count, other=-1)
+            tl.store(own_draft + step, following, step < count)
+            tl.store(num_drafted + sentence, count, step == 0)
+        else:
+            count = tl.load(num_drafted + sentence)
+            own = tl.load(own_draft + step - 1, mask=(step > 0) & (step <= count), other=0)
+            following = tl.load(own_draft + step, mask=step < count, other=-1)
+        first = tl.load(tokens + sentence * columns + length)
+        token = tl.where(step > count, pad, tl.where(step == 0, first, own))
+        slot = tl.load(bases + sentence) + position
     tl.store(needed + sentence, count + 1, step == 0)
-    first = tl.load(tokens + sentence * columns + length)
-    token = tl.where(step > count, pad, tl.where(step == 0, first, own))
     values = tl.load(embedding + token.to(tl.int64) * width + column, mask=ok, other=0.0).to(tl.float32) * scale
     store_input(
         values, position, x, row, x_stride, table, table_size, norm_weight, norm_bias, column, width, eps, HAS_TABLE,
@@ -147,7 +157,6 @@ def verified_rows(
     )  # fmt: skip
     # Rows of no token read what the first one reads: further slots may be beyond the cache.
     tl.store(positions + row, tl.where(step <= count, position, length))
-    slot = tl.load(bases + sentence) + position
     tl.store(slots + row, tl.where(step <= count, slot, -1))
     alone = store_limits(own_prefix, limits, only, row_limits, row, position)
     tl.store(watched + row, tl.where(alone >= 0, alone, following))

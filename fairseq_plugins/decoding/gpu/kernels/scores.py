@@ -147,6 +147,17 @@ def vocabulary(
 
 
 @triton.jit
+def store_status(status, sentence, emitted, accepted, drafted, has_ended, error):
+    """Store what an iteration did to a sentence: see constants.py."""
+    own = status + sentence * STATUS
+    tl.store(own + EMITTED, emitted)
+    tl.store(own + ACCEPTED, accepted)
+    tl.store(own + DRAFTED, drafted)
+    tl.store(own + HAS_ENDED, has_ended)
+    tl.store(own + ERROR, error)
+
+
+@triton.jit
 def best_tokens(
     best_scores,
     best_tokens,
@@ -254,8 +265,7 @@ def accept(
     sentence = tl.program_id(0)
     wait(PDL)
     if tl.load(active + sentence) == 0:
-        for column in tl.static_range(STATUS):
-            tl.store(status + sentence * STATUS + column, 1 if column == HAS_ENDED else 0)
+        store_status(status, sentence, 0, 0, 0, 1, 0)
         return
     step = tl.arange(0, STEPS)
     row = sentence * per_sentence + step
@@ -310,10 +320,5 @@ def accept(
     tl.store(active + sentence, tl.where(has_ended | (is_nan > 0), 0, ALL_ROWS))
     tl.store(emitted + sentence, number)
     tl.store(last_row + sentence, sentence * per_sentence + number - 1)
-    tl.store(status + sentence * STATUS + EMITTED, number)
-    tl.store(
-        status + sentence * STATUS + ACCEPTED, tl.sum((is_emitted & is_drafted & (token == drafted)).to(tl.int32), 0)
-    )
-    tl.store(status + sentence * STATUS + DRAFTED, count)
-    tl.store(status + sentence * STATUS + HAS_ENDED, has_ended.to(tl.int32))
-    tl.store(status + sentence * STATUS + ERROR, is_nan)
+    kept = tl.sum((is_emitted & is_drafted & (token == drafted)).to(tl.int32), 0)
+    store_status(status, sentence, number, kept, count, has_ended.to(tl.int32), is_nan)
