@@ -31,7 +31,6 @@ class GpuBackend(KernelBackend):
         self.reason = "Triton's kernels run all of it on this GPU"
 
     def refusal(self, context: MethodContext) -> str | None:
-        """Return why the engine cannot run here."""
         if find_spec("triton") is None:
             return "Triton is not installed"
         device = next(context.models[0].parameters()).device
@@ -42,7 +41,6 @@ class GpuBackend(KernelBackend):
         return None
 
     def weights(self, context: MethodContext) -> KernelWeights:
-        """Return what converts weights."""
         # Imported here: without Triton there is no engine.
         from fairseq_plugins.decoding.gpu.model import GpuWeights
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.kernels.constants import ALWAYS, AT_BEGINNING, STATUS, TOKENS, TOO_EARLY
 from fairseq_plugins.decoding.gpu.runner import PART, PART_OF_BEAMS
-from fairseq_plugins.decoding.gpu.vocabulary import Draw
 from fairseq_plugins.decoding.reference.rows import from_host
 
 # Rows of a tile of the encoder: a source begins at a multiple of this.
@@ -97,13 +96,10 @@ class Batch:
         self.noise_keys = zeros(places, 4)
         self._limits_of_tokens: tuple[Sequence[int], ...] = ()
         self.prefix = zeros(places, sizes.outputs)
-        # Of the launches that come next: parts of attention to outputs and to sources, and how tokens are drawn.
+        # Of the launches that come next: parts of attention to outputs and to sources; whether tokens are drawn, and
+        # whether --sampling-topk or --sampling-topp keep only some.
         self.parts = (1, 1)
-        self.draw: Draw | None = None
-
-    def draws(self, keeps: bool) -> Draw:
-        """Return how sampling draws tokens; `keeps`: only from some of the best."""
-        return Draw(self.noise_keys, self.lengths, self.limits, self.penalties, keeps)
+        self.draws = self.keeps = False
 
     def set_limits(
         self,

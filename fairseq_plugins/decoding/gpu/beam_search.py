@@ -67,7 +67,7 @@ class BeamSearch(Search):
         step = self.begin_step(places, beam, x, into, batch.num_drafted, self.ancestors)
         state = self.runner.run(step, x, self.cache, self.source_cache)
         assert model.projection is not None
-        score(self.runner, step, state, model.projection, into, batch.limits, batch.penalties)
+        score(self.runner, step, state, model.projection, into, batch, draws=False, is_limited=True)
         ranks, hypotheses = triton.next_power_of_2(2 * beam), triton.next_power_of_2(beam)
         kernels.best_continuations[(count,)](
             into.best_scores, into.best_tokens, into.peaks, into.sums, into.watched_scores, into.only,

@@ -148,7 +148,7 @@ class HostLoop:
     def set_scoring(self, scoring: Scoring) -> None:
         """Set how all places score, and capture their graphs; no sentence may be active."""
         topk, topp = scoring.topk, scoring.topp
-        self.batch.draw = self.batch.draws(topk > 0 or topp > 0) if scoring.draws else None
+        self.batch.draws, self.batch.keeps = scoring.draws, scoring.draws and (topk > 0 or topp > 0)
         self.scoring = scoring
         self.prepare_places()
         self.batch.penalties.copy_(
@@ -168,8 +168,7 @@ class HostLoop:
 
     def _key(self, width: int) -> _Key:
         """Return what the graph of an iteration depends on."""
-        draw = self.batch.draw
-        return self.places, width, self.batch.parts, draw is not None, draw is not None and draw.keeps
+        return self.places, width, self.batch.parts, self.batch.draws, self.batch.keeps
 
     def prepare(self) -> None:
         """Capture the graphs of this number of places."""
@@ -275,7 +274,7 @@ class HostLoop:
         if width:
             rows = [[*sentence.prefix, *[self.pad] * (width - len(sentence.prefix))] for _, sentence in taken]
             self.batch.prefix[:, :width].index_copy_(0, numbers, from_host(rows, self.device, torch.int32))
-        if self.batch.draw is not None:
+        if self.batch.draws:
             keys = torch.tensor([list(sentence.noise_key) for _, sentence in taken]).to(torch.int32)
             self.batch.noise_keys.index_copy_(0, numbers, from_host(keys, self.device, torch.int32))
         tiles = min(max(1 << (count - 1).bit_length(), 2), self.search.encoder.most_tiles)

@@ -13,7 +13,7 @@ from fairseq_plugins.decoding.gpu.drafter import Drafter
 from fairseq_plugins.decoding.gpu.kernels import rows, scores
 from fairseq_plugins.decoding.gpu.kernels.constants import Activation, OutputKind
 from fairseq_plugins.decoding.gpu.runner import DecoderStep, Input, Runner
-from fairseq_plugins.decoding.gpu.vocabulary import Draw, Scores, choose_best, make_scores, score
+from fairseq_plugins.decoding.gpu.vocabulary import Scores, choose_best, make_scores, score
 from fairseq_plugins.decoding.gpu.weights import Linear, Transformer
 
 
@@ -135,9 +135,9 @@ class Search:
         self.kept_scores: list[Tensor] = []
         self.scores = make_scores(most, verifier.projection.outputs, width, best, self.device)
 
-    def all_scores(self, draw: Draw | None, into: Scores) -> Tensor | None:
+    def all_scores(self, into: Scores) -> Tensor | None:
         """Return memory [rows, V] for the scores of all tokens where --sampling-topk or --sampling-topp need them."""
-        if draw is None or not draw.keeps:
+        if not self.batch.keeps:
             return None
         rows = len(into.token)
         size = rows * into.outputs
@@ -246,12 +246,12 @@ class GreedySearch(Search):
         if self.head is not None:
             state = self._head(step, state, hidden, new_x)
             new_x = state.x
-        all_scores = self.all_scores(batch.draw, into)
+        all_scores = self.all_scores(into)
         score(
-            self.runner, step, state, model.projection, into, batch.limits, batch.penalties, new_x,
-            hidden if self.head is None else None, all_scores=all_scores, draw=batch.draw,
+            self.runner, step, state, model.projection, into, batch, batch.draws, True, new_x,
+            hidden if self.head is None else None, all_scores=all_scores,
         )  # fmt: skip
-        choose_best(self.runner, step, into, True, batch.draw, all_scores)
+        choose_best(self.runner, step, into, batch, batch.draws, True, all_scores)
         return Verified(self.runner, step, features, hidden, into.token)
 
     def accept(self, places: int, width: int) -> None:

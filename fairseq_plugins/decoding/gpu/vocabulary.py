@@ -6,29 +6,12 @@ import torch
 import triton
 from torch import Tensor
 
+from fairseq_plugins.decoding.gpu.batch import Batch
 from fairseq_plugins.decoding.gpu.kernels import scores
 from fairseq_plugins.decoding.gpu.runner import DecoderStep, Input, Runner, Tiles, chunks
 from fairseq_plugins.decoding.gpu.weights import Linear
 
 DRAWN = 1024  # scores that a program reads at a time for --sampling-topk and --sampling-topp
-
-
-@dataclass(frozen=True)
-class Draw:
-    """How sampling draws tokens.
-
-    Attributes:
-        keys: [B, 4], of the noise: sentence, sample, and the low and high half of the seed.
-        lengths: [B], the position of the first token that is drawn.
-        limits, penalties: of the batch.
-        keeps: whether --sampling-topk or --sampling-topp leave only some tokens.
-    """
-
-    keys: Tensor
-    lengths: Tensor
-    limits: Tensor
-    penalties: Tensor
-    keeps: bool
 
 
 @dataclass(frozen=True)
@@ -94,30 +77,28 @@ def score(
     state: Input,
     projection: Linear,
     into: Scores,
-    limits: Tensor | None,
-    penalties: Tensor | None,
+    batch: Batch,
+    draws: bool,
+    is_limited: bool = False,
     new_x: Tensor | None = None,
     normal: Tensor | None = None,
     further: Tensor | None = None,
     skipped: int = 0,
     all_scores: Tensor | None = None,
-    draw: Draw | None = None,
     ids: Tensor | None = None,
 ) -> None:
     """Score the vocabulary for the rows of a step.
 
     Args:
         projection: [V (+ further outputs, from a multiple of the tile on), D].
-        limits, penalties: of the batch; None to score all tokens alike.
+        draws: add noise to the scores of tokens, divided by the temperature.
+        is_limited: apply the limits and penalties of the batch; otherwise all tokens are scored alike.
         new_x, normal: [rows, D], for the last state, before and after the last norm.
         further: [rows, F], for the products of the further outputs.
         skipped: first rows of each sentence, which are not scored; `into` and `further` have no rows for these.
         all_scores: [rows, V], for the scores of all tokens instead of the best ones.
-        draw: adds noise to the scores of tokens, divided by the temperature; None for the best ones.
         ids: [V], the tokens that are scored; None for all of the vocabulary.
     """
-    if draw is not None:
-        penalties = draw.penalties
     given, constants = state.arguments()
     none, rows = state.x, step.rows
     scored = rows // step.per_sentence * (step.per_sentence - skipped)
@@ -127,13 +108,13 @@ def score(
     grid = (into.tiles + triton.cdiv(count, into.tile), triton.cdiv(scored, tiles.rows))
     scores.vocabulary[grid](
         *given, new_x, new_x.stride(0), none if normal is None else normal, projection.weight,
-        none if projection.bias is None else projection.bias, none if limits is None else limits,
-        none if penalties is None else penalties, into.row_limits, into.watched, into.watched_scores, into.best_scores,
-        into.best_tokens, into.peaks, into.sums, none if further is None else further,
-        none if all_scores is None else all_scores, into.drawn_scores, *_noise_of(draw, into),
-        into.only if ids is None else ids, step.active, rows, step.per_sentence, skipped, into.outputs, count,
-        runner.model.width, HAS_BIAS=projection.bias is not None, KEEP=normal is not None, LIMITED=limits is not None,
-        BEST=into.best, FURTHER=further is not None, STORES=all_scores is not None, DRAWS=draw is not None,
+        none if projection.bias is None else projection.bias, batch.limits, batch.penalties, into.row_limits,
+        into.watched, into.watched_scores, into.best_scores, into.best_tokens, into.peaks, into.sums,
+        none if further is None else further, none if all_scores is None else all_scores, into.drawn_scores,
+        batch.noise_keys, batch.lengths, into.only if ids is None else ids, step.active, rows, step.per_sentence,
+        skipped, into.outputs, count, runner.model.width, HAS_BIAS=projection.bias is not None,
+        KEEP=normal is not None, LIMITED=is_limited, BEST=into.best, FURTHER=further is not None,
+        STORES=all_scores is not None, DRAWS=draws,
         HAS_IDS=ids is not None, ROWS=tiles.rows, OUTPUTS=into.tile, num_warps=8, **constants,
         **chunks(runner.model.width, runner.dtype), **runner.launch,
     )  # fmt: skip
@@ -143,24 +124,19 @@ def choose_best(
     runner: Runner,
     step: DecoderStep,
     into: Scores,
-    is_limited: bool,
-    draw: Draw | None = None,
+    batch: Batch,
+    draws: bool,
+    is_limited: bool = False,
     all_scores: Tensor | None = None,
     ids: Tensor | None = None,
 ) -> None:
-    """Reduce the scored tiles to the best token of each row; `all_scores` where `draw` keeps some tokens only."""
-    keeps = draw is not None and draw.keeps
-    limits, penalties = (into.only, into.peaks) if draw is None else (draw.limits, draw.penalties)
+    """Reduce the scored tiles to the best token of each row; `all_scores` where some tokens only are kept."""
+    keeps = draws and batch.keeps
     scores.best_tokens[(step.rows,)](
         into.best_scores, into.best_tokens, into.peaks, into.sums, into.watched, into.watched_scores, into.only,
         into.token, into.log_prob, into.normalizer, into.drawn_scores,
-        into.peaks if all_scores is None else all_scores, *_noise_of(draw, into),
-        into.only if ids is None else ids, limits, penalties, step.active,
-        step.per_sentence, into.outputs, into.tiles, BEST=into.best, LIMITED=is_limited,
-        DRAWS=draw is not None, KEEPS=keeps, HAS_IDS=ids is not None, CHUNK=DRAWN,
+        into.peaks if all_scores is None else all_scores, batch.noise_keys, batch.lengths,
+        into.only if ids is None else ids, batch.limits, batch.penalties, step.active, step.per_sentence, into.outputs,
+        into.tiles, BEST=into.best, LIMITED=is_limited, DRAWS=draws, KEEPS=keeps, HAS_IDS=ids is not None, CHUNK=DRAWN,
         TILES=triton.next_power_of_2(into.tiles), num_warps=8 if keeps else 4, **runner.launch,
     )  # fmt: skip
-
-
-def _noise_of(draw: Draw | None, into: Scores) -> tuple[Tensor, Tensor]:
-    return (into.only, into.only) if draw is None else (draw.keys, draw.lengths)

@@ -77,7 +77,7 @@ def _launches(decoder: str, places: int, parts: tuple[int, int] = (1, 1), keeps:
             encoder=encoder, verifier=own, drafter=method.drafter, places=places, outputs=128, sources=64, beam=beam
         )
         engine.batch.parts = parts
-        engine.batch.draw = None if keeps is None else engine.batch.draws(keeps)
+        engine.batch.draws, engine.batch.keeps = keeps is not None, bool(keeps)
         engine.search.iterate(places, engine.widths[-1])
 
     return record(launch)

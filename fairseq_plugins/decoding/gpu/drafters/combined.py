@@ -16,57 +16,62 @@ from fairseq_plugins.decoding.kernel_module import GivenDrafts
 from fairseq_plugins.decoding.reference.rows import from_host
 
 
-class FallbackDrafter(Drafter):
+class Wrapping(Drafter):
+    """Base of drafters that run others, which learn all that it does; the last one may read states of the verifier."""
+
+    def __init__(self, *drafters: Drafter) -> None:
+        self.drafters = drafters
+        self.layers_read = drafters[-1].layers_read
+        self.widths = tuple(sorted({width for drafter in drafters for width in drafter.widths}))
+
+    def allocate(self, search: GreedySearch) -> None:
+        self.launch = search.runner.launch
+        for drafter in self.drafters:
+            drafter.allocate(search)
+
+    def begin_batch(self, sources: Sequence[Sequence[int]], max_len: int, drafts: GivenDrafts) -> int:
+        return max(drafter.begin_batch(sources, max_len, drafts) for drafter in self.drafters)
+
+    def take_places(self, batch: Batch, taken: Sequence[tuple[int, int]]) -> None:
+        for drafter in self.drafters:
+            drafter.take_places(batch, taken)
+
+    def begin(self, batch: Batch, encoded: Encoded) -> None:
+        for drafter in self.drafters:
+            drafter.begin(batch, encoded)
+
+    def observe(self, batch: Batch, verified: Verified) -> None:
+        for drafter in self.drafters:
+            drafter.observe(batch, verified)
+
+
+class FallbackDrafter(Wrapping):
     """Drafts with `second` for sentences for which `first` drafts nothing."""
 
     def __init__(self, first: Drafter, second: Drafter) -> None:
-        self.first, self.second = first, second
-        self.layers_read = second.layers_read
-        self.widths = tuple(sorted({*first.widths, *second.widths}))
+        super().__init__(first, second)
         if isinstance(second, TokenDrafter):
             second.is_fallback = True
 
     def allocate(self, search: GreedySearch) -> None:
-        """Take memory for both."""
-        self.first.allocate(search)
-        self.second.allocate(search)
-        self.launch = search.runner.launch
+        super().allocate(search)
         self.undrafted = torch.zeros_like(search.batch.active)
-
-    def begin_batch(self, sources: Sequence[Sequence[int]], max_len: int, drafts: GivenDrafts) -> int:
-        """Begin a batch with both."""
-        return max(drafter.begin_batch(sources, max_len, drafts) for drafter in (self.first, self.second))
-
-    def take_places(self, batch: Batch, taken: Sequence[tuple[int, int]]) -> None:
-        """Give places to sentences in both."""
-        self.first.take_places(batch, taken)
-        self.second.take_places(batch, taken)
-
-    def begin(self, batch: Batch, encoded: Encoded) -> None:
-        """Begin sentences with both."""
-        self.first.begin(batch, encoded)
-        self.second.begin(batch, encoded)
 
     def draft(self, batch: Batch, places: int, width: int) -> None:
         """Draft with the first, then with the second where there is no draft: only there is its batch active."""
-        self.first.draft(batch, places, width)
+        first, second = self.drafters
+        first.draft(batch, places, width)
         find_undrafted[(places,)](batch.active, batch.num_drafted, self.undrafted, num_warps=1, **self.launch)
         others = copy.copy(batch)
         others.active = self.undrafted
-        self.second.draft(others, places, min(width, self.second.width))
-
-    def observe(self, batch: Batch, verified: Verified) -> None:
-        """Observe with both."""
-        self.first.observe(batch, verified)
-        self.second.observe(batch, verified)
+        second.draft(others, places, min(width, second.width))
 
 
-class ReplayedDrafter(Drafter):
+class ReplayedDrafter(Wrapping):
     """Runs a drafter but replaces its tokens by given ones, to benchmark with simulated drafts."""
 
     def __init__(self, inner: Drafter, probability: float) -> None:
-        self.inner, self.probability = inner, probability
-        self.layers_read, self.widths = inner.layers_read, inner.widths
+        super().__init__(inner)
         self.tokens = torch.zeros(0, 1, dtype=torch.int32)
 
     def replay(self, tokens: Tensor) -> None:
@@ -74,19 +79,13 @@ class ReplayedDrafter(Drafter):
         self.tokens = tokens.to(torch.int32)
 
     def allocate(self, search: GreedySearch) -> None:
-        """Take memory for the tokens."""
-        self.inner.allocate(search)
-        self.launch = search.runner.launch
+        super().allocate(search)
         shape = search.sizes.places, search.sizes.columns
         self.given = torch.zeros(shape, dtype=torch.int32, device=search.device)
 
-    def begin_batch(self, sources: Sequence[Sequence[int]], max_len: int, drafts: GivenDrafts) -> int:
-        """Begin a batch."""
-        return self.inner.begin_batch(sources, max_len, drafts)
-
     def take_places(self, batch: Batch, taken: Sequence[tuple[int, int]]) -> None:
         """Copy the tokens of sentences to their places; the last one stands for all later positions."""
-        self.inner.take_places(batch, taken)
+        super().take_places(batch, taken)
         if not len(self.tokens):
             return
         rows = self.tokens[[sentence for _, sentence in taken]][:, : self.given.size(1)]
@@ -94,16 +93,8 @@ class ReplayedDrafter(Drafter):
         places = from_host([place for place, _ in taken], self.given.device)
         self.given.index_copy_(0, places, from_host(torch.cat([rows, last], 1), self.given.device, torch.int32))
 
-    def begin(self, batch: Batch, encoded: Encoded) -> None:
-        """Begin sentences."""
-        self.inner.begin(batch, encoded)
-
     def draft(self, batch: Batch, places: int, width: int) -> None:
         """Draft, as its time counts, and replace the tokens."""
-        self.inner.draft(batch, places, width)
+        self.drafters[0].draft(batch, places, width)
         if len(self.tokens):
             launch_given(self.given, batch, places, width, self.launch, after_output=True)
-
-    def observe(self, batch: Batch, verified: Verified) -> None:
-        """Observe an iteration."""
-        self.inner.observe(batch, verified)

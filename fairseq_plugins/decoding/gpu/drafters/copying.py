@@ -34,7 +34,6 @@ class CopyDrafter(Drafter):
         self.texts: GivenDrafts = ()
 
     def allocate(self, search: GreedySearch) -> None:
-        """Take memory for given drafts."""
         sizes, device = search.sizes, search.device
         self.launch = search.runner.launch
         if self.lookup == Lookup.NEAREST:
@@ -88,7 +87,6 @@ class CopyDrafter(Drafter):
         self.given[:, :width].index_copy_(0, places, staged[:, 2 + _MOST_TEXTS :])
 
     def draft(self, batch: Batch, places: int, width: int) -> None:
-        """Launch `copy_draft`."""
         texts: tuple[Tensor, Tensor, Tensor, Tensor]
         if self.lookup == Lookup.NEAREST:
             texts, end_stride = (self.given, self.ends, self.shifts, self.counts), _MOST_TEXTS

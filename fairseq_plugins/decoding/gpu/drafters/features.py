@@ -41,7 +41,6 @@ class FeatureDrafter(TrainedDrafter):
         self.normalizes = model.layers[0].normalize_before
 
     def allocate(self, search: GreedySearch) -> None:
-        """Take memory for the places of a search."""
         self.take_memory(search, search.sizes.places * max(self.width, 1), search.encoder.model)
         size = search.runner.memory.rows * self.reader.outputs
         self.read = torch.zeros(size, dtype=self.model.embedding.dtype, device=search.device)

@@ -35,7 +35,6 @@ class HeadsDrafter(Drafter):
         self.widths = (self.heads,)
 
     def allocate(self, search: GreedySearch) -> None:
-        """Take memory for proposals."""
         places, device, width = search.sizes.places, search.device, self.projection.inputs
         self.launch, self.search = search.runner.launch, search
         self.wide, self.states = (
@@ -65,9 +64,6 @@ class HeadsDrafter(Drafter):
         of_heads = replace(step, rows=places * self.heads, per_sentence=self.heads)
         rows = states.view(-1, dim)
         into = self.scores.of_rows(len(rows))
-        draw = batch.draw
-        kept = self.search.all_scores(draw, into)
-        score(
-            runner, of_heads, Input(rows), self.projection, into, None, None, new_x=rows, all_scores=kept, draw=draw
-        )  # fmt: skip
-        choose_best(runner, of_heads, into, False, draw, kept)
+        kept, draws = self.search.all_scores(into), batch.draws
+        score(runner, of_heads, Input(rows), self.projection, into, batch, draws, new_x=rows, all_scores=kept)
+        choose_best(runner, of_heads, into, batch, draws, all_scores=kept)

@@ -37,7 +37,6 @@ class JacobiDrafter(Drafter):
         self.widths = longest[-1:] if block else longest
 
     def allocate(self, search: GreedySearch) -> None:
-        """Take memory for predictions."""
         places, device = search.sizes.places, search.device
         self.launch = search.runner.launch
         self.block = torch.ones(1, dtype=torch.int32, device=device)
@@ -63,7 +62,6 @@ class JacobiDrafter(Drafter):
             )  # fmt: skip
 
     def draft(self, batch: Batch, places: int, width: int) -> None:
-        """Launch `draft_predictions`."""
         draft_predictions[(places,)](
             self.tails, self.pool, self.block, batch.source, batch.source_lengths, batch.tokens, batch.lengths,
             batch.place_limits, batch.emitted, batch.draft, batch.num_drafted, batch.active, self.tails.stride(0),
@@ -73,7 +71,6 @@ class JacobiDrafter(Drafter):
         )  # fmt: skip
 
     def observe(self, batch: Batch, verified: Verified) -> None:
-        """Launch `keep_predictions`."""
         step = verified.step
         predicted: Tensor = verified.predicted
         keep_predictions[(step.rows // step.per_sentence,)](

@@ -73,7 +73,7 @@ def choose_independently(
 ) -> None:
     """Launch the choice of the best token of each row, in drafts of `width` rows."""
     best, tokens, tiles = scores.best_scores, scores.best_tokens, scores.tiles
-    if batch.draw is not None and batch.draw.keeps:
+    if batch.keeps:
         best, tokens, tiles = scores.log_prob, scores.token, 1  # already chosen
     choose_alone[(places,)](
         best, tokens, path.ids, batch.lengths, batch.place_limits, batch.draft, batch.num_drafted, batch.active,
@@ -98,9 +98,7 @@ def choose_along(
     bias = None if path.gru_recurrent is None else path.gru_recurrent.bias
     rank = path.after.inputs
     state = 1 if path.to_rank is None else path.to_rank.inputs
-    draw = batch.draw
-    keeps = draw is not None and draw.keeps
-    totals = memory.all_totals() if keeps else none
+    totals = memory.all_totals() if batch.keeps else none
     for step in range(width + 1):
         # The last launch only writes a token.
         choose_next[(memory.tiles if step < width else 1, places)](
@@ -111,11 +109,11 @@ def choose_along(
             batch.draft, batch.num_drafted, batch.active,
             batch.tokens.stride(0), batch.draft.stride(0), width, len(path.ids), rank, state,
             memory.best_scores.size(1), memory.tiles, step, HAS_STATE=path.to_rank is not None,
-            HAS_BIAS=bias is not None, DRAWS=draw is not None, KEEPS=keeps, OUTPUTS=_TILE,
+            HAS_BIAS=bias is not None, DRAWS=batch.draws, KEEPS=batch.keeps, OUTPUTS=_TILE,
             TILES=triton.next_power_of_2(memory.tiles), RANK=triton.next_power_of_2(rank),
             STATE=triton.next_power_of_2(state), num_warps=8, **launch,
         )  # fmt: skip
-        if keeps and step < width:
+        if batch.keeps and step < width:
             draw_next[(places,)](
                 totals, path.ids, batch.noise_keys, batch.limits, batch.penalties, batch.lengths, memory.best_places,
                 batch.active, len(path.ids), memory.best_scores.size(1), memory.tiles, step, CHUNK=DRAWN,

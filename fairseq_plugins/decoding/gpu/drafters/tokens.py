@@ -42,7 +42,6 @@ class TokenDrafter(TrainedDrafter):
         self.is_fallback = False  # whether another drafter drafts in some iterations
 
     def allocate(self, search: GreedySearch) -> None:
-        """Take memory for the places of a search."""
         encoder = search.encoder.model if self.own_encoder is None else self.own_encoder
         self.take_memory(search, 2 * search.sizes.rows, encoder)
         self.encoder_runner = None

@@ -108,16 +108,16 @@ class TrainedDrafter(Drafter):
         further = self.from_hidden[: count * gates].view(count, gates) if gates else None
         goes_along, ids = self.path.after is not None, self.path.ids
         # Transition scores are added before the temperature and noise.
-        draw = None if goes_along else batch.draw
-        scores = self.path_memory.scores if goes_along else self.search.all_scores(draw, into)
+        draws = batch.draws and not goes_along
+        scores = self.path_memory.scores if goes_along else self.search.all_scores(into)
         score(
-            self.runner, step, state, self.projection, into, None, None, further=further, skipped=skipped,
-            all_scores=scores, draw=draw, ids=ids,
+            self.runner, step, state, self.projection, into, batch, draws, further=further, skipped=skipped,
+            all_scores=scores, ids=ids,
         )  # fmt: skip
         launch = self.runner.launch
-        if draw is not None and draw.keeps:
+        if draws and batch.keeps:
             of_rows = replace(step, rows=count, per_sentence=width)
-            choose_best(self.runner, of_rows, into, False, draw, scores, ids)
+            choose_best(self.runner, of_rows, into, batch, draws, all_scores=scores, ids=ids)
         if not goes_along:
             choose_independently(self.path, into, batch, places, width, launch)
         else:
