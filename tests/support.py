@@ -35,7 +35,7 @@ from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStat
 from fairseq_plugins.decoding.recording.trace_writer import TraceWriter
 from fairseq_plugins.decoding.reference.backend import TorchBackend
 from fairseq_plugins.decoding.reference.captured.graphed_verifiers import greedy_verifier
-from fairseq_plugins.decoding.reference.drafters import Drafter, StatelessDrafter
+from fairseq_plugins.decoding.reference.drafters import Drafter
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.sampling import Sampling
 from fairseq_plugins.decoding.reference.search import GreedySearch
@@ -327,7 +327,7 @@ def _per_batch(options: dict[str, Any]) -> dict[str, Any]:
 Script = Callable[[int, int, int], list[int]]
 
 
-class ScriptedDrafter(StatelessDrafter):
+class ScriptedDrafter(Drafter):
     """Drafts the tokens of a script, whose number may differ between sentences."""
 
     def __init__(self, script: Script, width: int) -> None:

@@ -14,13 +14,13 @@ from fairseq_plugins.decoding.method import (
     option,
 )
 from fairseq_plugins.decoding.methods import _echo
-from fairseq_plugins.decoding.reference.drafters import StatelessDrafter
+from fairseq_plugins.decoding.reference.drafters import Drafter
 from fairseq_plugins.decoding.reference.drafters.copying import continuation
 from fairseq_plugins.decoding.reference.state import DecodingState, Draft, no_draft
 from fairseq_plugins.errors import ConfigurationError
 
 
-class EchoDrafter(StatelessDrafter):
+class EchoDrafter(Drafter):
     """Drafts up to `width` tokens: those after the most recent earlier position of the last token."""
 
     def __init__(self, width: int) -> None:

@@ -18,10 +18,10 @@ from fairseq_plugins.api.sentences import Input
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.decoded import Decoded, StepOutput
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.kernel_backend import KernelBackend
 from fairseq_plugins.decoding.kernel_module import Unsupported
 from fairseq_plugins.decoding.reference.alignment import align
 from fairseq_plugins.decoding.reference.sampling import Sampling, group_samples
-from fairseq_plugins.decoding.running_batch import RunningBatch
 from fairseq_plugins.decoding.search_numbers import check_search_numbers
 from fairseq_plugins.errors import ConfigurationError
 
@@ -67,21 +67,24 @@ class ContinuousEngine:
             self._generator = generator
             self._arguments = self._constant_arguments()
             _, limits, self._first_token = self._request(Input(model._text.source([])))
-            self._batch = RunningBatch(
-                generator.backend,
+            backend = generator.backend
+            if not isinstance(backend, KernelBackend):
+                raise Unsupported(backend.reason)
+            self._backend = backend
+            backend.open(
                 replace(limits, max_len=min(generator.max_len - 1, _MAX_POSITIONS), prefix=None),
                 self._first_token,
                 threads or torch.get_num_threads(),
                 min(self._session.max_positions[0], _MAX_POSITIONS),
             )
-            self.name = f"continuous batches, {generator.backend.name}: {generator.backend.reason}"
+            self.name = f"continuous batches, {backend.name}: {backend.reason}"
         # Aligning takes longer than reporting what others wait for.
         self._aligner = ThreadPoolExecutor(1, "aligner")
         self._thread = threading.Thread(target=self._deliver, name="service", daemon=True)
         self._thread.start()
 
     def takes(self, job: Job) -> bool:
-        return job.input.constraints is None and (self._batch.samples or not job.search.samples)
+        return job.input.constraints is None and (self._backend.draws_in_open_batch or not job.search.samples)
 
     def admit(self, job: Job) -> None:
         drawing = job.search.drawing
@@ -98,7 +101,7 @@ class ContinuousEngine:
         for number, key in zip(admitted.numbers, keys, strict=True):
             self._jobs[number] = admitted
             try:
-                self._batch.admit(number, sample, limits, beam, job.on_step is not None, sampling, key)
+                self._backend.admit(number, sample, limits, beam, job.on_step is not None, sampling, key)
             except ValueError as error:
                 self._drop(admitted)
                 raise ConfigurationError(None, None, str(error), "shorten the sentence, or lower its limits") from error
@@ -110,7 +113,7 @@ class ContinuousEngine:
 
     def close(self) -> None:
         self._is_closed = True
-        self._batch.close()
+        self._backend.generator.close()
         self._aligner.shutdown(cancel_futures=True)
         if self._thread is not threading.current_thread():
             self._thread.join()
@@ -118,7 +121,7 @@ class ContinuousEngine:
     def _drop(self, admitted: "_Admitted") -> None:
         for number in admitted.numbers:
             if self._jobs.pop(number, None) is not None and not self._is_closed:
-                self._batch.cancel(number)
+                self._backend.generator.cancel(number)
 
     def _request(self, sentence: Input) -> tuple[dict[str, Any], Constraints, int]:
         """Return the arguments of a backend for a sentence, with the prefix and first token of the task."""
@@ -154,7 +157,7 @@ class ContinuousEngine:
 
     def _deliver(self) -> None:
         while not self._is_closed:
-            for event in self._batch.take(_POLL_SECONDS):
+            for event in self._backend.take(_POLL_SECONDS):
                 self._report(*event)
 
     def _report(self, number: int, result: StepOutput | Decoded | Exception) -> None:

@@ -1,7 +1,10 @@
-"""The backends of kernels: a method runs on a module of kernels, from source tokens to outputs."""
+"""The backends of kernels: a method runs on a module of kernels, from source tokens to outputs.
+
+Continuous batching: sentences join and leave a batch while kernels decode it.
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +18,10 @@ from fairseq_plugins.decoding.kernel_weights import KernelWeights
 from fairseq_plugins.decoding.method import KernelMethod, MethodContext, MethodOptions, MethodSpec
 from fairseq_plugins.decoding.reference.sampling import Sampling
 from fairseq_plugins.decoding.reference.search.beam import eos_forbidden_error
+
+_NO_SAMPLING = Sampling()
+Event = tuple[int, StepOutput | Decoded | Exception]
+"""Number of a sentence, and an iteration of it, its end (`Decoded` of one sentence), or why it has no output."""
 
 
 class KernelBackend(ABC):
@@ -53,6 +60,7 @@ class KernelBackend(ABC):
         self.module: KernelModule = weights.module
         self.temperature, self.sampling = context.temperature, context.sampling
         self.searches_beams = spec.searches_beams
+        self.max_len = 0  # of an open batch
         encoder = weights.encoder(model.encoder)
         if encoder is None and not self.takes_encoded:
             raise Unsupported(f"the encoder is a {type(model.encoder).__name__}")
@@ -85,9 +93,12 @@ class KernelBackend(ABC):
         with torch.inference_mode():
             self._begin(sample, constraints, first_token)
             if self.searches_beams:
-                return self._decode_beams(constraints)
+                try:
+                    return self._decoded_beams(self.generator.run_beams())
+                except self.module.EosForbidden:
+                    raise eos_forbidden_error(constraints.max_len) from None
             self.generator.run()
-            return self._decoded()
+            return self._decoded(self.generator.outputs())
 
     def steps(
         self, sample: dict[str, Any], constraints: Constraints, first_token: int
@@ -102,7 +113,96 @@ class KernelBackend(ABC):
                 steps = [StepOutput(*step) for step in self.generator.last_iteration()]
             yield steps
         with torch.inference_mode():
-            return self._decoded()
+            return self._decoded(self.generator.outputs())
+
+    # Continuous batches. After `open` the backend decodes nothing else; all methods may be called from any thread.
+    # `cancel`, `load` and `close` are the generator's own.
+
+    def open(
+        self, constraints: Constraints, first_token: int, threads: int, max_source: int, max_sentences: int = 0
+    ) -> None:
+        """Open a batch that sentences join.
+
+        Args:
+            constraints: limits that all sentences share; `max_len` is the largest of any.
+            first_token: begins all outputs.
+            threads: of the CPU.
+            max_source: most tokens of a source.
+            max_sentences: decoded at a time; 0 for what is efficient.
+
+        Raises:
+            Unsupported: for a method that admits no sentences, with the reason.
+        """
+        if not self.encodes:
+            raise Unsupported("the encoder has no kernels")
+        if self.method.on_batch is not None:
+            raise Unsupported("drafts of whole batches")
+        self.max_len = constraints.max_len
+        self.generator.open(
+            pad=constraints.pad,
+            unk=constraints.unk,
+            eos=constraints.eos,
+            first_token=first_token,
+            threads=threads,
+            max_sentences=max_sentences,
+            max_source=max_source,
+            max_len=constraints.max_len,
+        )
+
+    @property
+    def draws_in_open_batch(self) -> bool:
+        """Whether sentences of an open batch may draw their tokens."""
+        return not self.searches_beams and self.method.acceptance is None
+
+    def admit(
+        self,
+        number: int,
+        sample: dict[str, Any],
+        constraints: Constraints,
+        beam: int = 1,
+        streams: bool = False,
+        sampling: Sampling = _NO_SAMPLING,
+        noise_key: Sequence[int] = (),
+    ) -> None:
+        """Add a sentence, which waits until there is room.
+
+        Args:
+            number: names the sentence in events; unused by the others.
+            sample: fairseq batch of this sentence alone.
+            constraints: its limits.
+            beam: hypotheses that a beam search keeps.
+            streams: whether iterations are events.
+            sampling: of the sentence; its temperature also counts where nothing is drawn.
+            noise_key: see `noise_keys`; empty for the best tokens.
+
+        Raises:
+            ValueError: for a sentence that does not fit the batch.
+        """
+        source = sample["net_input"]["src_tokens"][0]
+        self.generator.admit(
+            number,
+            source[source != constraints.pad].tolist(),
+            temperature=sampling.temperature,
+            beam=beam,
+            prefix=[] if constraints.prefix is None else constraints.prefix[0].tolist(),
+            drafts=[] if self.method.drafts is None else self.method.drafts(sample)[0],
+            streams=streams,
+            noise_key=list(noise_key),
+            **_limits(constraints, sampling),
+        )
+
+    def take(self, seconds: float) -> list[Event]:
+        """Return the next events; wait up to `seconds` for the first one."""
+        return [(number, self._result(*event)) for number, *event in self.generator.take(seconds)]
+
+    def _result(self, output: Any, iteration: Any, error: Any) -> StepOutput | Decoded | Exception:
+        if error is not None:
+            message, is_forbidden_eos = error
+            return eos_forbidden_error(self.max_len) if is_forbidden_eos else RuntimeError(message)
+        if iteration is not None:
+            drafted, accepted = iteration
+            return StepOutput(output, drafted, accepted, finished=False)
+        return self._decoded_beams([output]) if self.searches_beams else self._decoded([output])
 
     def seconds(self) -> dict[str, float]:
         """Return the total seconds of each part of an iteration."""
@@ -122,23 +222,33 @@ class KernelBackend(ABC):
             prefix=None if constraints.prefix is None else constraints.prefix.contiguous(),
             drafts=[] if self.method.drafts is None else self.method.drafts(sample),
             noise_keys=sample.get("noise_keys"),
-            **limits_of(constraints, self.sampling),
+            **_limits(constraints, self.sampling),
             **more,
         )
 
-    def _decoded(self) -> Decoded:
-        outputs = self.generator.outputs()
-        return Decoded([[hypothesis_of(output)] for output in outputs], [emitted for _, _, emitted in outputs])
+    @staticmethod
+    def _decoded(outputs: list[FoundOutput]) -> Decoded:
+        """Return outputs of greedy search."""
+        hypotheses = []
+        for found, log_probs, _ in outputs:
+            scores = torch.from_numpy(log_probs)
+            hypotheses.append([Hypothesis(torch.from_numpy(found), scores, scores.sum())])
+        return Decoded(hypotheses, [emitted for _, _, emitted in outputs])
 
-    def _decode_beams(self, constraints: Constraints) -> Decoded:
-        try:
-            found = self.generator.run_beams()
-        except self.module.EosForbidden:
-            raise eos_forbidden_error(constraints.max_len) from None
-        return Decoded([hypotheses_of(hypotheses) for hypotheses, _ in found], [[steps] for _, steps in found])
+    @staticmethod
+    def _decoded_beams(found: list[tuple[list[FoundHypothesis], int]]) -> Decoded:
+        """Return the hypotheses of each sentence, and its number of steps."""
+        outputs = [
+            [
+                Hypothesis(torch.from_numpy(tokens), torch.from_numpy(log_probs), torch.tensor(score))
+                for tokens, log_probs, score in hypotheses
+            ]
+            for hypotheses, _ in found
+        ]
+        return Decoded(outputs, [[steps] for _, steps in found])
 
 
-def limits_of(constraints: Constraints, sampling: Sampling | None) -> dict[str, Any]:
+def _limits(constraints: Constraints, sampling: Sampling | None) -> dict[str, Any]:
     """Return the arguments of a generator that limit the tokens of a batch or a sentence."""
     return {
         "min_len": constraints.min_len,
@@ -149,21 +259,6 @@ def limits_of(constraints: Constraints, sampling: Sampling | None) -> dict[str, 
         "topk": 0 if sampling is None else sampling.topk,
         "topp": 0.0 if sampling is None else sampling.topp,
     }
-
-
-def hypothesis_of(output: FoundOutput) -> Hypothesis:
-    """Return an output of greedy search."""
-    tokens, log_probs, _ = output
-    scores = torch.from_numpy(log_probs)
-    return Hypothesis(torch.from_numpy(tokens), scores, scores.sum())
-
-
-def hypotheses_of(found: list[FoundHypothesis]) -> list[Hypothesis]:
-    """Return the hypotheses of a sentence."""
-    return [
-        Hypothesis(torch.from_numpy(tokens), torch.from_numpy(log_probs), torch.tensor(score))
-        for tokens, log_probs, score in found
-    ]
 
 
 def _refusal(spec: MethodSpec, context: MethodContext) -> str | None:

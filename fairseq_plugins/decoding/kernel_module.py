@@ -40,33 +40,6 @@ class Unsupported(Exception):
     """A module of kernels does not support something; the message is the reason, in a few words."""
 
 
-class Activations(Protocol):
-    """The enumeration of activation functions."""
-
-    @property
-    def RELU(self) -> Any: ...
-    @property
-    def GELU(self) -> Any: ...
-    @property
-    def SILU(self) -> Any: ...
-
-
-class Lookups(Protocol):
-    """The enumeration of places to copy from, after a suffix of the output has been matched."""
-
-    @property
-    def UNIQUE(self) -> Any:
-        """The source; only a match that occurs once counts (Aggressive Decoding, Algorithm 1)."""
-
-    @property
-    def RECENT(self) -> Any:
-        """Source and output so far; of the longest matches, the last."""
-
-    @property
-    def NEAREST(self) -> Any:
-        """Given drafts; long matches near the expected position score best."""
-
-
 class KernelLayer(Protocol):
     """A layer of a Transformer; without `cross_query` it has no cross-attention."""
 
@@ -216,9 +189,13 @@ class KernelModule(Protocol):
     """A module of kernels."""
 
     @property
-    def Activation(self) -> Activations: ...
+    def Activation(self) -> Any:
+        """The enumeration of activation functions: RELU, GELU, SILU."""
+
     @property
-    def Lookup(self) -> Lookups: ...
+    def Lookup(self) -> Any:
+        """The enumeration of what to copy: UNIQUE, RECENT, NEAREST, as in gpu/kernels/constants.py."""
+
     @property
     def EosForbidden(self) -> type[ValueError]: ...
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.recording.stats import SentenceStats
-from fairseq_plugins.decoding.reference.drafters import NoDrafter
+from fairseq_plugins.decoding.reference.drafters import Drafter
 from fairseq_plugins.decoding.reference.engine import Engine
 from tests.cases import Case, cases
 from tests.decoding.methods.test_blockwise import make_blockwise
@@ -112,6 +112,6 @@ def test_prefixes_are_refused() -> None:
     model, sample = make_transformer(task), make_sample(task, [3, 4, 5])
     search = {"prefix_tokens": torch.full((3, 1), 7), "max_len_b": 20}
     with refused("--active-sentences.*--prefix-size"):
-        decode([model], task, sample, NoDrafter(), active_sentences=2, **search)
+        decode([model], task, sample, Drafter(), active_sentences=2, **search)
     ours, _ = decode([model], task, sample, Options("greedy"), active_sentences=2, **search)
     assert_same_output(ours, fairseq_greedy([model], task, sample, **search))

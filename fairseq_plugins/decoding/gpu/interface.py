@@ -4,6 +4,7 @@ This module offers the names of the compiled CPU module (decoding/kernel_weights
 either of them.
 """
 
+# ruff: noqa: F401
 from fairseq_plugins.decoding.gpu.acceptance import accept_at_least, accept_top_beta, accept_within_distance
 from fairseq_plugins.decoding.gpu.beam_search import EosForbidden
 from fairseq_plugins.decoding.gpu.drafters.combined import FallbackDrafter as fallback_drafter
@@ -20,27 +21,3 @@ from fairseq_plugins.decoding.gpu.kernels.constants import Activation, Lookup
 from fairseq_plugins.decoding.gpu.policy import Policy
 from fairseq_plugins.decoding.gpu.weights import Layer, Norm, transformer
 from fairseq_plugins.decoding.gpu.weights import Linear as linear
-
-__all__ = [
-    "Activation",
-    "CopyDrafter",
-    "EosForbidden",
-    "Generator",
-    "Layer",
-    "Lookup",
-    "MaskWeights",
-    "Norm",
-    "Path",
-    "Policy",
-    "ReplayedDrafter",
-    "accept_at_least",
-    "accept_top_beta",
-    "accept_within_distance",
-    "fallback_drafter",
-    "feature_drafter",
-    "heads_drafter",
-    "jacobi_drafter",
-    "linear",
-    "token_drafter",
-    "transformer",
-]

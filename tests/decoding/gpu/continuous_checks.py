@@ -9,15 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_plugins.decoding.backends import Backend
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.decoded import Decoded, StepOutput
 from fairseq_plugins.decoding.gpu import host_loop
 from fairseq_plugins.decoding.gpu.backend import GpuBackend
+from fairseq_plugins.decoding.kernel_backend import KernelBackend
 from fairseq_plugins.decoding.kernel_module import Unsupported
 from fairseq_plugins.decoding.native.backend import NativeBackend
 from fairseq_plugins.decoding.reference.sampling import Sampling
-from fairseq_plugins.decoding.running_batch import RunningBatch
 from tests.decoding.gpu.drafter_checks import DRAFTS, EOS, GAD, PAD, SMALL, TASK, UNK, accepting
 from tests.support import Options, make_drafter, make_transformer
 
@@ -25,13 +24,14 @@ MAX_SOURCE, MAX_LEN = 9, 8
 LIMITS = Constraints(pad=PAD, unk=UNK, eos=EOS, max_len=MAX_LEN)
 
 
-def batch_of(how: Options, kind: type, model: nn.Module, drafter: nn.Module | None = None) -> Backend:
+def batch_of(how: Options, kind: type, model: nn.Module, drafter: nn.Module | None = None) -> KernelBackend:
     with torch.inference_mode():  # as a generator chooses its backend
         return kind(how.spec, how.options, how.context([model], drafter, TASK))
 
 
-def opened(backend: Backend, max_sentences: int = 2) -> RunningBatch:
-    return RunningBatch(backend, LIMITS, EOS, 1, MAX_SOURCE, max_sentences)
+def opened(backend: KernelBackend, max_sentences: int = 2) -> KernelBackend:
+    backend.open(LIMITS, EOS, 1, MAX_SOURCE, max_sentences)
+    return backend
 
 
 def sentence(tokens: list[int], drafts: list[list[int]] | None = None) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def sentences(count: int, has_prefixes: bool) -> list[tuple[dict[str, Any], Cons
     return found
 
 
-def until(batch: RunningBatch, count: int) -> list[tuple[int, Any]]:
+def until(batch: KernelBackend, count: int) -> list[tuple[int, Any]]:
     """Return events until this many sentences have ended."""
     events: list[tuple[int, Any]] = []
     deadline = time.monotonic() + 120
@@ -77,8 +77,8 @@ def same_as_alone(how: Options, model: nn.Module, drafter: nn.Module | None = No
             events += until(batch, 1)
     ends = sum(isinstance(result, Decoded) for _, result in events)
     events += until(batch, len(wanted) - ends)
-    assert batch.load() == (0, 0)
-    batch.close()
+    assert batch.generator.load() == (0, 0)
+    batch.generator.close()
     ends = {number: result for number, result in events if not isinstance(result, StepOutput)}
     for number, (sample, limits) in enumerate(wanted):
         [[ours]], [[theirs]] = ends[number].outputs, native.decode(sample, limits, EOS).outputs
@@ -108,17 +108,17 @@ def check_cancelling() -> None:
     endless = replace(LIMITS, min_len=MAX_LEN)
     for number in range(8):
         batch.admit(number, sentence([5, 6]), endless, streams=True)
-    assert sum(batch.load()) == 8
+    assert sum(batch.generator.load()) == 8
     for number in {*range(8)} - {1, 6}:
-        batch.cancel(number)
-    batch.cancel(99)
+        batch.generator.cancel(number)
+    batch.generator.cancel(99)
     events = until(batch, 2)
     assert {number for number, result in events if isinstance(result, Decoded)} == {1, 6}
     batch.admit(9, sentence([5, 6]), endless)
     [(number, _)] = until(batch, 1)
-    assert number == 9 and batch.load() == (0, 0)
-    batch.close()
-    batch.close()
+    assert number == 9 and batch.generator.load() == (0, 0)
+    batch.generator.close()
+    batch.generator.close()
     with pytest.raises(ValueError, match="closed"):
         batch.admit(10, sentence([5]), endless)
 
@@ -133,7 +133,7 @@ def check_sampling() -> None:
     batch.admit(1, sample, LIMITS, sampling=hot, noise_key=keys[1].tolist())
     batch.admit(2, sample, LIMITS, sampling=replace(hot, topk=3), noise_key=keys[0].tolist())
     results = dict(until(batch, 3))
-    batch.close()
+    batch.generator.close()
     outputs = [results[number].outputs[0][0].tokens.tolist() for number in range(3)]
     for number, (sampling, key) in enumerate(((None, None), (hot, keys[1]), (replace(hot, topk=3), keys[0]))):
         native.sampling, native.temperature = sampling, 1.0 if sampling is None else sampling.temperature
@@ -161,7 +161,7 @@ def check_errors() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             batch.admit(5, sentence(tokens), replace(LIMITS, **changes))
-    batch.close()
+    batch.generator.close()
     with pytest.raises(Unsupported, match="same beam"):
         opened(batch_of(Options("fast-beam"), GpuBackend, model))
 

@@ -125,7 +125,7 @@ def check_copies() -> None:
         batch.active.fill_(1)
         max_match = reference.NEAREST_MAX_MATCH if lookup == Lookup.NEAREST else reference.MAX_MATCH
         drafter = CopyDrafter(lookup, max_match, width)
-        search: Any = SimpleNamespace(sizes=sizes, device=device, runner=SimpleNamespace(launch={}))
+        search: Any = SimpleNamespace(sizes=sizes, device=device, runner=SimpleNamespace(launch={"PDL": False}))
         drafter.allocate(search)
         drafter.begin_batch([[EOS]] * len(texts), most, texts)
         drafter.take_places(batch, [(row, row) for row in range(len(texts))])

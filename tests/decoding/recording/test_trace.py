@@ -15,7 +15,7 @@ from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.recording.trace import Trace, count_sentences, read_trace
 from fairseq_plugins.decoding.recording.trace_writer import TraceWriter, check_traceable
-from fairseq_plugins.decoding.reference.drafters import Drafter, StatelessDrafter
+from fairseq_plugins.decoding.reference.drafters import Drafter
 from fairseq_plugins.decoding.reference.drafters.nat import NatDrafter
 from fairseq_plugins.decoding.reference.drafters.path import DraftOptions
 from fairseq_plugins.decoding.reference.engine import Engine
@@ -231,7 +231,7 @@ def test_reasons_without_a_trained_drafter(tmp_path: Path, options: Options, exp
     assert drafted_tokens(trace) >= 10
 
 
-class Listening(StatelessDrafter):
+class Listening(Drafter):
     """Records a drafter's log-probabilities of its tokens, from its scores of the whole vocabulary."""
 
     def __init__(self, inner: Drafter) -> None:

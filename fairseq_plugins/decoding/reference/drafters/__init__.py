@@ -1,6 +1,6 @@
-"""Drafters: their protocol, and the drafters that several methods share."""
+"""Drafters: their interface, and the one that drafts nothing."""
 
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -8,8 +8,8 @@ from fairseq_plugins.decoding.reference.encoder import EncoderOut
 from fairseq_plugins.decoding.reference.state import Advance, DecodingState, Draft, no_draft
 
 
-class Drafter(Protocol):
-    """Guesses the next tokens from the state of a batch."""
+class Drafter:
+    """Guesses the next tokens from the state of a batch; this one guesses none, and keeps nothing of its sentences."""
 
     def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         """Begin a batch.
@@ -29,32 +29,10 @@ class Drafter(Protocol):
 
     def draft(self, state: DecodingState) -> Draft:
         """Guess up to `state.max_len - state.span.shortest` tokens for every sentence."""
+        return no_draft(state)
 
     def observe(self, advance: Advance) -> None:
         """Update the drafter after an iteration, whose tokens are already in the state."""
 
     def select_rows(self, rows: Tensor) -> None:
         """Keep only these rows [B'], indices into the current batch."""
-
-
-class StatelessDrafter:
-    """Base of drafters that keep no state of their sentences."""
-
-    def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
-        pass
-
-    def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
-        pass
-
-    def observe(self, advance: Advance) -> None:
-        pass
-
-    def select_rows(self, rows: Tensor) -> None:
-        pass
-
-
-class NoDrafter(StatelessDrafter):
-    """Drafts nothing: one verified token an iteration."""
-
-    def draft(self, state: DecodingState) -> Draft:
-        return no_draft(state)

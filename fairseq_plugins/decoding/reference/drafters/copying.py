@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq_plugins.decoding.reference.drafters import Drafter
 from fairseq_plugins.decoding.reference.encoder import EncoderOut
-from fairseq_plugins.decoding.reference.state import Advance, DecodingState, Draft, no_draft
+from fairseq_plugins.decoding.reference.state import DecodingState, Draft, no_draft
 
 # Longer suffixes count as this many tokens, which bounds the work for long texts.
 MAX_MATCH = 64
@@ -20,7 +21,7 @@ _BEGIN = 1 << 40  # marks the beginning of texts and outputs; larger than any to
 NEAREST_MAX_MATCH, MATCH_WEIGHT = 4, 8
 
 
-class CopyDrafter:
+class CopyDrafter(Drafter):
     """Copies texts after a suffix of the output that occurs in them, at first from their beginning.
 
     Without a match the draft is empty. The position is chosen by `lookup`:
@@ -82,9 +83,6 @@ class CopyDrafter:
         else:
             position, found = unique_match(suffix_match(self.endings, output, state.lengths))
         return Draft(*continuation(text, position, found, width))
-
-    def observe(self, advance: Advance) -> None:
-        pass
 
     def select_rows(self, rows: Tensor) -> None:
         self.texts, self.shifts, self.endings = self.texts[rows], self.shifts[rows], self.endings[rows]

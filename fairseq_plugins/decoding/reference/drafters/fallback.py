@@ -11,22 +11,22 @@ from fairseq_plugins.decoding.reference.encoder import EncoderOut
 from fairseq_plugins.decoding.reference.state import Advance, DecodingState, Draft
 
 
-class FallbackDrafter:
+class FallbackDrafter(Drafter):
     """Drafts with `first`, and with `second` for sentences whose first draft is empty."""
 
     def __init__(self, first: Drafter, second: Drafter) -> None:
-        self.first, self.second = first, second
+        self.drafters = first, second
 
     def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
-        self.first.start(sample, encoder_out)
-        self.second.start(sample, encoder_out)
+        for drafter in self.drafters:
+            drafter.start(sample, encoder_out)
 
     def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
-        self.first.append_rows(sample, encoder_out)
-        self.second.append_rows(sample, encoder_out)
+        for drafter in self.drafters:
+            drafter.append_rows(sample, encoder_out)
 
     def draft(self, state: DecodingState) -> Draft:
-        drafts = self.first.draft(state), self.second.draft(state)
+        drafts = [drafter.draft(state) for drafter in self.drafters]
         width = max(draft.tokens.size(1) for draft in drafts)
         first, second = (F.pad(draft.tokens, (0, width - draft.tokens.size(1))) for draft in drafts)
         num_first, num_second = map(Draft.counts, drafts)
@@ -35,9 +35,9 @@ class FallbackDrafter:
         return Draft(tokens, torch.where(is_empty, num_second, num_first), from_fallback=is_empty)
 
     def observe(self, advance: Advance) -> None:
-        self.first.observe(advance)
-        self.second.observe(advance)
+        for drafter in self.drafters:
+            drafter.observe(advance)
 
     def select_rows(self, rows: Tensor) -> None:
-        self.first.select_rows(rows)
-        self.second.select_rows(rows)
+        for drafter in self.drafters:
+            drafter.select_rows(rows)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_plugins.decoding.reference.captured.graphed_masked_decoder import masked_decoder
+from fairseq_plugins.decoding.reference.drafters import Drafter
 from fairseq_plugins.decoding.reference.drafters.path import PLAIN_DRAFT, DraftOptions
 from fairseq_plugins.decoding.reference.encoder import EncoderOut
 from fairseq_plugins.decoding.reference.engine import Engine
@@ -26,7 +27,7 @@ from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.verifier_features import FeatureReader
 
 
-class FeatureDrafter:
+class FeatureDrafter(Drafter):
     """Draft `block_size` tokens with a `block_nat` of `--drafter-context features`.
 
     One pass over the last token and k - 1 masks, through a shallow stack. The prefix is represented by keys and values

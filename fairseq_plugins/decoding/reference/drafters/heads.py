@@ -6,13 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq_plugins.decoding.reference.drafters import Drafter
 from fairseq_plugins.decoding.reference.encoder import EncoderOut
 from fairseq_plugins.decoding.reference.sampling import Sampling
 from fairseq_plugins.decoding.reference.state import Advance, DecodingState, Draft
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 
 
-class BlockwiseDrafter:
+class BlockwiseDrafter(Drafter):
     """Drafts with heads 2 .. `block_size` from the verifier's state at the last accepted token (Stern, section 4).
 
     Verification and the next draft take one call of the model: head 1 verifies the proposals, and the other heads read

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq_plugins.decoding.reference.drafters import Drafter
 from fairseq_plugins.decoding.reference.encoder import EncoderOut
 from fairseq_plugins.decoding.reference.rows import cat_padded, padding_last
 from fairseq_plugins.decoding.reference.state import Advance, DecodingState, Draft, no_draft
@@ -21,7 +22,7 @@ def first_window(source: Tensor) -> int:
     return math.ceil(WINDOW_RATIO * source.size(1)) + 1
 
 
-class JacobiDrafter:
+class JacobiDrafter(Drafter):
     """Fixed-point iteration of greedy decoding (Santilli et al. 2023, Algorithms 1 to 3).
 
     Accepting the longest prefix that equals the verifier's argmax freezes the converged positions (stopping condition,

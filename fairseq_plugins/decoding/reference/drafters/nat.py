@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.reference.captured.graphed_encoder import fused_encoder
 from fairseq_plugins.decoding.reference.captured.graphed_masked_decoder import masked_decoder
+from fairseq_plugins.decoding.reference.drafters import Drafter
 from fairseq_plugins.decoding.reference.drafters.path import DraftOptions
 from fairseq_plugins.decoding.reference.encoder import EncoderOut
 from fairseq_plugins.decoding.reference.engine import Engine
@@ -15,7 +16,7 @@ from fairseq_plugins.decoding.reference.state import Advance, DecodingState, Dra
 from fairseq_plugins.models.block_nat import BlockNat
 
 
-class NatDrafter:
+class NatDrafter(Drafter):
     """Draft `block_size` tokens with a `block_nat` model (GAD section 3.1, SpecDec section 3.1).
 
     With prefix-causal attention the drafter caches accepted tokens: an iteration runs the newly emitted tokens and the
