@@ -41,7 +41,6 @@ from fairseq_plugins.decoding.reference.sampling import Sampling
 from fairseq_plugins.decoding.reference.search import GreedySearch
 from fairseq_plugins.decoding.reference.search.rules import Rule, exact
 from fairseq_plugins.decoding.reference.state import DecodingState, Draft
-from fairseq_plugins.decoding.weights import Precision
 from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
 from fairseq_plugins.tasks.options import SpecDecConfig
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
@@ -228,9 +227,9 @@ class Options:
         """Return the context of the method: for the compiled kernels, unless an engine for PyTorch is given."""
         weights = None if isinstance(engine, Engine) else engine
         if engine is None:
-            weights = NativeWeights(precision=Precision.INT8 if self.int8 else Precision.FP32)
+            weights = NativeWeights(int8=self.int8)
         if weights is not None:
-            engine = Engine(weights.precision, batch_invariant=weights.batch_invariant)
+            engine = Engine(weights.int8, batch_invariant=weights.batch_invariant)
         return MethodContext(
             models, drafter, task.source_dictionary, task.target_dictionary, engine, weights, temperature, beam
         )

@@ -9,7 +9,6 @@ from torch import nn
 from fairseq_plugins.checkpoint.compact_weights import CompactWeight
 from fairseq_plugins.checkpoint.mapped_weights import release_pages
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
-from fairseq_plugins.decoding.weights import Precision
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.support import unsupported_model
 
@@ -48,7 +47,7 @@ def check_verifiers(spec: MethodSpec, models: Sequence[nn.Module]) -> None:
 def check_fit(spec: MethodSpec, options: MethodOptions, context: MethodContext) -> None:
     """Raise ConfigurationError if verifiers, drafter, dictionaries and options do not fit each other."""
     check_verifiers(spec, context.models)
-    if context.engine.precision is Precision.INT8:
+    if context.engine.int8:
         _check_int8(context.models)
     option = spec.copies_source(options)
     if option is not None and context.source is None:

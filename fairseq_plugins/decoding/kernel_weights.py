@@ -29,7 +29,6 @@ from fairseq_plugins.decoding.weights import (
     Layer,
     Linear,
     Norm,
-    Precision,
     embeddings,
     linear,
     norm,
@@ -47,13 +46,13 @@ class KernelWeights(ABC):
     """Converts fairseq's modules for a module of kernels, which its methods describe themselves against.
 
     Attributes:
-        precision: precision of linear layers.
+        int8: round the weights and inputs of linear layers, and embeddings, to int8.
         batch_invariant: make the result of a row independent of the number of rows, to the last bit.
         many_rows: choose formats that are fast for steps of many rows.
         drafts_of_fp32: for the drafter of a verifier in fp32, with which it shares embeddings.
     """
 
-    precision: Precision = Precision.FP32
+    int8: bool = False
     batch_invariant: bool = False
     many_rows: bool = False
     drafts_of_fp32: bool = False
@@ -64,8 +63,8 @@ class KernelWeights(ABC):
         """The module of kernels."""
 
     @abstractmethod
-    def linear(self, layer: Linear, precision: Precision | None = None) -> AnyLinear:
-        """Convert a linear layer; raises Unsupported for weights that the kernels do not support."""
+    def linear(self, layer: Linear, exact: bool = False) -> AnyLinear:
+        """Convert a linear layer, `exact` without rounding; raises Unsupported for weights that no kernel supports."""
 
     @abstractmethod
     def for_drafts(self) -> "KernelWeights":
@@ -90,9 +89,14 @@ class KernelWeights(ABC):
         self.check(tensor, dtype)
         return ordinary(tensor).detach().contiguous()
 
-    def embedding(self, weight: Tensor, precision: Precision) -> tuple[Tensor, Tensor | None]:
+    @property
+    def rounds_embeddings(self) -> bool:
+        """Whether embeddings are in int8."""
+        return self.int8 and not self.drafts_of_fp32
+
+    def embedding(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return a table of embeddings [V, D] as the kernels read it, with the scales [V] of its rows (None: fp32)."""
-        return self.array(embeddings(weight, precision)), None
+        return self.array(embeddings(weight, self.rounds_embeddings)), None
 
     def activations(self) -> dict[Callable[[Tensor], Tensor], Any]:
         """Map PyTorch's activation functions to those of the kernels."""
@@ -172,8 +176,7 @@ class KernelWeights(ABC):
         projection: AnyLinear | None,
     ) -> AnyTransformer:
         positions = position_table(module, module.max_positions())
-        embedding_precision = Precision.FP32 if self.drafts_of_fp32 else self.precision
-        table, scales = self.embedding(module.embed_tokens.weight, embedding_precision)
+        table, scales = self.embedding(module.embed_tokens.weight)
         return self.module.transformer(
             layers,
             table,
@@ -210,12 +213,12 @@ class KernelWeights(ABC):
             cell, rank = transition.cell, before.size(1)
             if cell is not None:
                 assert transition.of_state is not None
-                width, exact = cell.input_size - rank, Precision.FP32
+                width = cell.input_size - rank
                 of_input, of_state, input_bias, state_bias = cell.all_weights[0]
-                layers["gru_hidden"] = self.linear((of_input[:, :width], input_bias), exact)
-                layers["gru_token"] = self.linear((of_input[:, width:], None), exact)
-                layers["gru_recurrent"] = self.linear((of_state, state_bias), exact)
-                layers["to_rank"] = self.linear((transition.of_state.weight, None), exact)
+                layers["gru_hidden"] = self.linear((of_input[:, :width], input_bias), exact=True)
+                layers["gru_token"] = self.linear((of_input[:, width:], None), exact=True)
+                layers["gru_recurrent"] = self.linear((of_state, state_bias), exact=True)
+                layers["to_rank"] = self.linear((transition.of_state.weight, None), exact=True)
         names = ("after", "gru_hidden", "gru_token", "gru_recurrent", "to_rank")
         return self.module.Path(
             self.array(ids, torch.long), self.array(before), **{name: layers.get(name) for name in names}
@@ -225,5 +228,5 @@ class KernelWeights(ABC):
         """Convert the layers that compute a drafter's mask embeddings (reference/mask_embeddings.py)."""
         copy = decoder.copy_attention
         positions = None if copy is None else position_table(decoder, decoder.max_positions())
-        own = None if copy is None else self.linear(linear(copy), Precision.FP32)
+        own = None if copy is None else self.linear(linear(copy), exact=True)
         return self.module.MaskWeights(self.array(decoder.mask_vector), own, self.array(positions))

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from enum import Enum
 from typing import Any, overload
 
 import torch
@@ -21,17 +20,6 @@ _SMALL_BYTES = 4 * 2**20
 _SMALLEST_INPUT = 1e-30
 # 2^24 / 127^2.
 _EXACT_PRODUCTS = 1040
-
-
-class Precision(Enum):
-    """Precision of a model's linear layers.
-
-    FP32 keeps the model's own type. INT8 rounds weights and inputs and changes the output: for `--int8`, and for
-    drafters on the CPU kernels, whose drafts are verified.
-    """
-
-    FP32 = "fp32"
-    INT8 = "int8"
 
 
 @dataclass(frozen=True)
@@ -111,9 +99,9 @@ def quantized(layer: FloatLinear) -> QuantizedLinear:
     return QuantizedLinear(*round_to_int8(weight.detach()), None if bias is None else bias.detach())
 
 
-def embeddings(weight: Tensor, precision: Precision) -> Tensor:
-    """Return a table of embeddings [V, D]; for INT8 each row is rounded, as that of a linear layer."""
-    if precision is Precision.FP32:
+def embeddings(weight: Tensor, int8: bool) -> Tensor:
+    """Return a table of embeddings [V, D]; in int8 each row is rounded, as that of a linear layer."""
+    if not int8:
         return weight
     rounded = restored(*round_to_int8(weight.detach()))
     return weight if torch.equal(rounded, weight) else rounded
@@ -135,9 +123,9 @@ def apply_quantized(x: Tensor, layer: QuantizedLinear) -> Tensor:
     return scaled if layer.bias is None else scaled + layer.bias
 
 
-def in_precision(layer: FloatLinear, precision: Precision) -> Linear:
-    """Quantise a linear layer for INT8."""
-    return quantized(layer) if precision is Precision.INT8 else layer
+def in_precision(layer: FloatLinear, int8: bool) -> Linear:
+    """Return a linear layer, quantised for int8."""
+    return quantized(layer) if int8 else layer
 
 
 def quantized_layer(layer: Layer) -> Layer:

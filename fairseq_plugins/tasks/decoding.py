@@ -33,7 +33,6 @@ from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.half_precision import HALF_DTYPES, precision_of, with_rounded_weights
 from fairseq_plugins.decoding.search_numbers import check_search_numbers
 from fairseq_plugins.decoding.suppression import suppressed_tokens
-from fairseq_plugins.decoding.weights import Precision
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.process.ending import close_with
@@ -167,7 +166,7 @@ class Decoding:
             self._drafter(task, models, spec, options),
             task.source_dictionary,
             task.target_dictionary,
-            Engine(_precision(cfg), graphs),
+            Engine(cfg.int8, graphs),
             native_weights(cfg, self.batch_invariant),
             own.temperature,
             own.beam_size if spec.searches_beams else 1,
@@ -375,7 +374,7 @@ def native_weights(cfg: Any, batch_invariant: bool = False) -> NativeWeights | N
     if cfg.no_compiled_steps:
         return None
     packed = not cfg.no_packed_weights
-    return NativeWeights(packed, precision=_precision(cfg), batch_invariant=batch_invariant)
+    return NativeWeights(packed, int8=cfg.int8, batch_invariant=batch_invariant)
 
 
 def _without_beams(spec: MethodSpec, options: MethodOptions, cfg: Any) -> tuple[MethodSpec, MethodOptions]:
@@ -387,7 +386,3 @@ def _without_beams(spec: MethodSpec, options: MethodOptions, cfg: Any) -> tuple[
         problem = f"is not for {{--decoder {spec.name}}}, whose output depends on the drafts"
         raise ConfigurationError("--sampling", None, problem, "use {--decoder greedy}, or one that accepts exactly")
     return spec, options
-
-
-def _precision(cfg: Any) -> Precision:
-    return Precision.INT8 if cfg.int8 else Precision.FP32

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.reference.engine import Engine
-from fairseq_plugins.decoding.weights import Precision
 from fairseq_plugins.errors import ConfigurationError
 from tests.cases import Case, cases
 from tests.errors import error_about
@@ -183,6 +182,6 @@ def test_int8_kernels_equal_the_reference() -> None:
     sample = make_sample(task, [5, 0, 12, 3])
     how, search = Options("fast-beam", int8=True), {"beam_size": 4, "max_len_b": 20}
     output, expected = (
-        decode([model], task, sample, how, engine=engine, **search)[0] for engine in (None, Engine(Precision.INT8))
+        decode([model], task, sample, how, engine=engine, **search)[0] for engine in (None, Engine(int8=True))
     )
     assert_same_hypotheses(output, expected)

@@ -45,4 +45,4 @@ class GpuBackend(KernelBackend):
         from fairseq_plugins.decoding.gpu.model import GpuWeights
 
         device = next(context.models[0].parameters()).device
-        return GpuWeights(precision=context.kernel_weights.precision, batch_invariant=True, device=device)
+        return GpuWeights(int8=context.kernel_weights.int8, batch_invariant=True, device=device)

@@ -9,7 +9,7 @@ from fairseq_plugins.decoding.gpu import interface as gpu
 from fairseq_plugins.decoding.gpu.weights import Linear as DeviceLinear
 from fairseq_plugins.decoding.kernel_module import KernelModule, Unsupported
 from fairseq_plugins.decoding.kernel_weights import KernelWeights
-from fairseq_plugins.decoding.weights import Linear, Precision, QuantizedLinear
+from fairseq_plugins.decoding.weights import Linear, QuantizedLinear
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class GpuWeights(KernelWeights):
         """The GPU engine."""
         return gpu
 
-    def linear(self, layer: Linear, precision: Precision | None = None) -> DeviceLinear:
+    def linear(self, layer: Linear, exact: bool = False) -> DeviceLinear:
         """Convert a linear layer; raises Unsupported for rounded weights."""
-        if isinstance(layer, QuantizedLinear) or (precision or self.precision) is not Precision.FP32:
+        if isinstance(layer, QuantizedLinear) or (self.int8 and not exact):
             raise Unsupported("--int8")
         weight, bias = layer
         return gpu.linear(self.array(weight), self.array(bias))

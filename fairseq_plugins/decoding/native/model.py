@@ -12,7 +12,7 @@ from fairseq_plugins.checkpoint.int8_weights import is_int8, stored_int8
 from fairseq_plugins.decoding.kernel_module import KernelModule, Unsupported
 from fairseq_plugins.decoding.kernel_weights import KernelWeights
 from fairseq_plugins.decoding.native import kernels
-from fairseq_plugins.decoding.weights import Linear, Precision, QuantizedLinear, is_small
+from fairseq_plugins.decoding.weights import Linear, QuantizedLinear, is_small
 
 # Large weights have a packed copy only if it takes at most this share of the memory that is available.
 _COPY_SHARE = 1 / 4
@@ -38,15 +38,15 @@ class NativeWeights(KernelWeights):
         """The compiled module."""
         return cast(KernelModule, kernels())
 
-    def linear(self, layer: Linear, precision: Precision | None = None) -> Any:
-        """Convert a linear layer.
+    def linear(self, layer: Linear, exact: bool = False) -> Any:
+        """Convert a linear layer, `exact` without rounding.
 
         Raises:
             Unsupported: for weights that are not in fp32 on the CPU.
         """
-        module, precision = kernels(), precision or self.precision
+        module, int8 = kernels(), self.int8 and not exact
         scale = None
-        if precision is Precision.INT8 and not isinstance(layer, QuantizedLinear) and is_int8(layer[0]):
+        if int8 and not isinstance(layer, QuantizedLinear) and is_int8(layer[0]):
             layer = QuantizedLinear(*stored_int8(layer[0]), layer[1])
         if isinstance(layer, QuantizedLinear):
             bias, scale, weight_format = layer.bias, layer.scale, module.WeightFormat.INT8
@@ -54,23 +54,23 @@ class NativeWeights(KernelWeights):
         else:
             bias = layer[1]
             weight = self.array(layer[0])
-            weight_format = self._format(weight, precision)
+            weight_format = self._format(weight, int8)
         return module.linear(
             weight, self.array(bias), self.array(scale), format=weight_format, batch_invariant=self.batch_invariant
         )
 
-    def embedding(self, weight: Tensor, precision: Precision) -> tuple[Tensor, Tensor | None]:
+    def embedding(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return a table of embeddings and scales as `KernelWeights.embedding` does; in INT8 both."""
-        if precision is not Precision.INT8:
-            return super().embedding(weight, precision)
+        if not self.rounds_embeddings:
+            return super().embedding(weight)
         self.check(weight, None)
         rounded, scale = stored_int8(weight)
         return rounded.contiguous(), scale.contiguous()
 
-    def _format(self, weight: Tensor, precision: Precision) -> Any:
+    def _format(self, weight: Tensor, int8: bool) -> Any:
         """Return the fastest format (`WeightFormat`) that keeps the weight's precision and the memory limits."""
         formats, supports = kernels().WeightFormat, kernels().supports
-        if precision is Precision.INT8:
+        if int8:
             return formats.INT8
         is_near = min(weight.shape) <= NARROW and is_small(weight)
         if not is_near and not (self.packed and weight.nbytes <= _COPY_SHARE * available_memory()):
@@ -84,8 +84,7 @@ class NativeWeights(KernelWeights):
 
     def for_drafts(self) -> "NativeWeights":
         """Return the converter for a drafter: in INT8, since drafts are verified, unless copies are ruled out."""
-        exact = self.precision is Precision.FP32
-        return replace(self, precision=Precision.INT8, drafts_of_fp32=exact) if self.packed else self
+        return replace(self, int8=True, drafts_of_fp32=not self.int8) if self.packed else self
 
     def may_fuse(self, weight: Tensor) -> bool:
         """Return whether a copy of the weight is small."""

@@ -20,7 +20,6 @@ from fairseq_plugins.decoding.reference.layout import BeamLayout, Chain, Span
 from fairseq_plugins.decoding.reference.mask_embeddings import MaskEmbeddings
 from fairseq_plugins.decoding.reference.rows import cat_padded, may_have_padding, padding_last, rows_of
 from fairseq_plugins.decoding.weights import (
-    Precision,
     embeddings,
     in_precision,
     linear,
@@ -69,11 +68,11 @@ class CachedDecoder:
         if projection is not None and vocabulary is not None:
             weight, bias = projection
             projection = weight[vocabulary], None if bias is None else bias[vocabulary]
-        if engine.precision is Precision.INT8:
+        if engine.int8:
             self.layers = [quantized_layer(layer) for layer in self.layers]
             if projection is None:
                 logger.warning("--int8: the vocabulary projection of %s stays in fp32", type(decoder).__name__)
-        self.embedding = embeddings(decoder.embed_tokens.weight, engine.precision)
+        self.embedding = embeddings(decoder.embed_tokens.weight, engine.int8)
         self.positions = position_table(decoder, decoder.max_positions())
         self.embedding_norm = norm(decoder.layernorm_embedding)
         self.final_norm = norm(decoder.layer_norm)
@@ -82,7 +81,7 @@ class CachedDecoder:
         if projection is None:
             self.output_layer = engine.rowwise(decoder.output_layer)
         else:
-            self.output_layer = engine.linear(in_precision(projection, engine.precision))
+            self.output_layer = engine.linear(in_precision(projection, engine.int8))
         self.project_in = decoder.project_in_dim and engine.linear(linear(decoder.project_in_dim))
         self.project_out = decoder.project_out_dim and engine.linear(linear(decoder.project_out_dim))
         # Keys and values: self-attention [layers, B * beam, slots, 2, H, D / H], cross-attention [layers, B, S, ...].

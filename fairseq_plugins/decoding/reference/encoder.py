@@ -16,7 +16,7 @@ from fairseq_plugins.decoding.reference.attention import additive_mask
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.fixed_shapes import attention
 from fairseq_plugins.decoding.reference.rows import may_have_padding, padding_last
-from fairseq_plugins.decoding.weights import Precision, embeddings, norm, quantized_layer, read_encoder_layer
+from fairseq_plugins.decoding.weights import embeddings, norm, quantized_layer, read_encoder_layer
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.exact_types import changed_part
 from fairseq_plugins.models.fairseq_parts import KNOWN_POSITIONS, position_table
@@ -34,13 +34,13 @@ class FusedEncoder:
         self.encoder = encoder
         self.engine = engine
         self.layers = [read_encoder_layer(layer) for layer in encoder.layers] if is_known_encoder(encoder) else None
-        if engine.precision is Precision.INT8 and self.layers is None:
+        if engine.int8 and self.layers is None:
             logger.warning("--int8: the encoder %s stays in fp32", type(encoder).__name__)
-        elif engine.precision is Precision.INT8:
+        elif engine.int8:
             self.layers = [quantized_layer(layer) for layer in self.layers or []]
         self.positions = None
         if self.layers is not None:
-            self.embedding = embeddings(encoder.embed_tokens.weight, engine.precision)
+            self.embedding = embeddings(encoder.embed_tokens.weight, engine.int8)
         if self.layers is not None and isinstance(encoder.embed_positions, KNOWN_POSITIONS):
             self.positions = position_table(encoder, encoder.max_positions())
         self.embedding_norm = norm(getattr(encoder, "layernorm_embedding", None))

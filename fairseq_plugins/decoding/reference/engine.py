@@ -10,7 +10,7 @@ from torch import Tensor
 from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs
 from fairseq_plugins.decoding.reference.fixed_shapes import in_row_blocks
 from fairseq_plugins.decoding.reference.fixed_shapes import linear as fixed_linear
-from fairseq_plugins.decoding.weights import Layer, Linear, Precision, QuantizedLinear, apply_quantized
+from fairseq_plugins.decoding.weights import Layer, Linear, QuantizedLinear, apply_quantized
 
 # Attention of a layer, from projected rows (queries, or queries, keys and values) to outputs [..., D].
 Attend = Callable[[Tensor], Tensor]
@@ -20,7 +20,7 @@ Attend = Callable[[Tensor], Tensor]
 class Engine:
     """Settings of all layers, made once from the options. The defaults run PyTorch's operations one by one."""
 
-    precision: Precision = Precision.FP32  # of linear layers
+    int8: bool = False  # round the weights and inputs of linear layers, and embeddings; otherwise in the model's type
     graphs: Graphs | None = None  # captures steps in rounded shapes as CUDA graphs; without effect on a CPU
     # Make the result of a row independent of the other rows of a step (fixed_shapes.py). In half precision rounding
     # would otherwise change tokens.

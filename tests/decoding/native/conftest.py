@@ -6,7 +6,6 @@ import pytest
 from torch import Tensor
 
 from fairseq_plugins.decoding.native.model import NativeWeights
-from fairseq_plugins.decoding.weights import Precision
 
 
 @pytest.fixture
@@ -15,8 +14,8 @@ def chosen_formats(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
     choose = NativeWeights._format
 
-    def spy(self: NativeWeights, weight: Tensor, precision: Precision) -> Any:
-        seen.append(choose(self, weight, precision))
+    def spy(self: NativeWeights, weight: Tensor, int8: bool) -> Any:
+        seen.append(choose(self, weight, int8))
         return seen[-1]
 
     monkeypatch.setattr(NativeWeights, "_format", spy)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fairseq_plugins.decoding.checks import check_fit
 from fairseq_plugins.decoding.native.model import NativeWeights
 from fairseq_plugins.decoding.reference.engine import Engine
-from fairseq_plugins.decoding.weights import Precision, dequantized, quantized
+from fairseq_plugins.decoding.weights import dequantized, quantized
 from tests.cases import Case, cases
 from tests.decoding.methods.test_untrained import METHODS
 from tests.errors import refused
@@ -32,7 +32,7 @@ from tests.support import (
 @pytest.fixture(params=[NativeWeights, Engine], ids=["native", "torch"])
 def engine(request: pytest.FixtureRequest) -> Engine | NativeWeights:
     """Engines with int8 weights: the compiled kernels and PyTorch."""
-    return request.param(precision=Precision.INT8)
+    return request.param(int8=True)
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
@@ -50,9 +50,7 @@ def test_quantised_weights_are_near(has_bias: bool) -> None:
 @settings(UNSHRUNK, max_examples=example_count(12))
 @given(case=cases(12))
 def test_kernels_give_the_output_of_pytorch(case: Case) -> None:
-    ours, theirs = (
-        case.decode(Options("greedy"), engine=kind(precision=Precision.INT8))[0] for kind in (NativeWeights, Engine)
-    )
+    ours, theirs = (case.decode(Options("greedy"), engine=kind(int8=True))[0] for kind in (NativeWeights, Engine))
     assert_same_output(ours, theirs)
 
 
@@ -108,7 +106,7 @@ def test_output_differs_from_fp32(engine: Engine | NativeWeights) -> None:
     task = make_task(200)
     model = make_transformer(task, 1)
     sample = make_sample(task, [9, 4, 12, 7, 20, 15, 3, 30], 1)
-    in_fp32 = replace(engine, precision=Precision.FP32)
+    in_fp32 = replace(engine, int8=False)
     fp32, int8 = (
         decode([model], task, sample, Options("greedy"), engine=one, max_len_b=30)[0] for one in (in_fp32, engine)
     )

@@ -15,7 +15,6 @@ from fairseq_plugins.decoding.native import kernels
 from fairseq_plugins.decoding.native import model as native_model
 from fairseq_plugins.decoding.native.model import NativeWeights
 from fairseq_plugins.decoding.reference.engine import Engine
-from fairseq_plugins.decoding.weights import Precision
 from tests.cases import Case, cases
 from tests.decoding.native.weight_formats import FORMATS, FP16_FORMAT, HAS_FP16, HAS_TILES
 from tests.strategies import FEATURE_DRAFTERS, UNSHRUNK, example_count
@@ -34,7 +33,7 @@ from tests.support import (
 
 
 def format_of(weight: Tensor, packed: bool = True, **more: Any) -> Any:
-    return NativeWeights(packed, **more)._format(weight, Precision.FP32)
+    return NativeWeights(packed, **more)._format(weight, False)
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -79,7 +78,7 @@ def test_weights_that_fp16_rounds_are_not_packed_in_fp16(number: float) -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_drafters_are_rounded_where_copies_may_be(packed: bool) -> None:
-    assert NativeWeights(packed).for_drafts().precision is (Precision.INT8 if packed else Precision.FP32)
+    assert NativeWeights(packed).for_drafts().int8 is packed
 
 
 @pytest.mark.parametrize("options", [{}, {"drafter_context": "features"}], ids=["tokens", "features"])

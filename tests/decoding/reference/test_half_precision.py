@@ -19,7 +19,6 @@ from fairseq_plugins.decoding.native.model import NativeWeights
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.fixed_shapes import ROWS, SLOTS, attention, in_row_blocks
 from fairseq_plugins.decoding.reference.half_precision import with_rounded_weights
-from fairseq_plugins.decoding.weights import Precision
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.cases import Case, cases
 from tests.decoding.methods.test_blockwise import make_blockwise
@@ -251,7 +250,7 @@ def test_precision_and_copies_are_a_generators_own() -> None:
         assert ids(plain.generate([model], sample)) == ids(expected)
         assert ids(rounded.generate([model], sample)) != ids(expected)
     weights = [generator.backend.method.weights for generator in (plain, rounded)]
-    assert [held.precision for held in weights] == [Precision.FP32, Precision.INT8]
+    assert [held.int8 for held in weights] == [False, True]
     assert [held.packed for held in weights] == [True, False]
 
 

@@ -21,7 +21,6 @@ from fairseq_plugins.decoding.reference.captured.shapes import MAX_ROWS, Shape, 
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.layout import BeamLayout, Chain, Span
 from fairseq_plugins.decoding.reference.mask_embeddings import MaskEmbeddings
-from fairseq_plugins.decoding.weights import Precision
 
 _MIN_SLOTS = 64
 _MIN_SOURCE = 32
@@ -49,7 +48,7 @@ def cached_decoder(
     if not engine.has_graphs(next(decoder.parameters()).device):
         return CachedDecoder(decoder, engine, vocabulary, beam)
     assert engine.graphs is not None
-    assert engine.precision is Precision.FP32, "others are refused on this device"
+    assert not engine.int8, "others are refused on this device"
     return GraphedDecoder(decoder, engine, engine.graphs, vocabulary, beam)
 
 
