@@ -8,27 +8,13 @@ import atexit
 import threading
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from fairseq_plugins.decoding.gpu.beam_search import EosForbidden
-from fairseq_plugins.decoding.kernel_module import Event, FoundOutput
-
-if TYPE_CHECKING:
-    from fairseq_plugins.decoding.gpu.host_loop import Flight, HostLoop, Scoring, Sentence
-
-
-@dataclass
-class Request:
-    """A sentence that has not ended."""
-
-    id: int
-    sentence: "Sentence"
-    scoring: "Scoring"
-    streams: bool
-    reported: int = 0  # tokens of the output
+from fairseq_plugins.decoding.gpu.host_loop import Flight, HostLoop, Sentence
+from fairseq_plugins.decoding.kernel_module import Event
 
 
 class Cancelled(Exception):
@@ -38,12 +24,12 @@ class Cancelled(Exception):
 class ContinuousBatch:
     """Decodes sentences until it is closed; only its thread uses the loop."""
 
-    def __init__(self, loop: "HostLoop") -> None:
+    def __init__(self, loop: HostLoop) -> None:
         self._loop = loop
         self._changed = threading.Condition()
-        self._requests: dict[int, Request] = {}
-        self._waiting: deque[Request] = deque()
-        self._cancelled: list[Request] = []
+        self._sentences: dict[int, Sentence] = {}  # that have not ended, by id
+        self._waiting: deque[Sentence] = deque()
+        self._cancelled: list[Sentence] = []
         self._events: list[Event] = []
         self._is_closed = False
         self._failure: Exception | None = None
@@ -56,7 +42,7 @@ class ContinuousBatch:
         self._thread.start()
         atexit.register(self.close)  # a thread that decodes while Python ends would abort
 
-    def admit(self, request: Request) -> None:
+    def admit(self, sentence: Sentence) -> None:
         """Add a sentence, which waits until there is room; raise ValueError once the batch is closed,
         RuntimeError once the device has failed."""
         with self._changed:
@@ -64,16 +50,16 @@ class ContinuousBatch:
                 raise RuntimeError(f"the batch has failed: {self._failure}") from self._failure
             if self._is_closed:
                 raise ValueError("the batch is closed")
-            self._requests[request.id] = request
-            self._waiting.append(request)
+            self._sentences[sentence.id] = sentence
+            self._waiting.append(sentence)
             self._changed.notify_all()
 
     def cancel(self, id: int) -> None:
         """Drop a sentence."""
         with self._changed:
-            request = self._requests.pop(id, None)
-            if request is not None:
-                self._cancelled.append(request)
+            sentence = self._sentences.pop(id, None)
+            if sentence is not None:
+                self._cancelled.append(sentence)
                 self._changed.notify_all()
 
     def take(self, seconds: float) -> list[Event]:
@@ -86,8 +72,8 @@ class ContinuousBatch:
     def load(self) -> tuple[int, int]:
         """Return the numbers of waiting and of active sentences."""
         with self._changed:
-            active = sum(request.sentence.place >= 0 for request in self._requests.values())
-            return len(self._requests) - active, active
+            active = sum(sentence.place >= 0 for sentence in self._sentences.values())
+            return len(self._sentences) - active, active
 
     def close(self) -> None:
         """Stop after the current iterations."""
@@ -107,8 +93,8 @@ class ContinuousBatch:
         except Exception as failure:  # of the device: nothing more can be decoded
             with self._changed:
                 self._failure = failure
-                self._events += [(id, None, None, (str(failure), False)) for id in self._requests]
-                self._requests.clear()
+                self._events += [(id, None, None, (str(failure), False)) for id in self._sentences]
+                self._sentences.clear()
                 self._changed.notify_all()
 
     def _decode(self) -> None:
@@ -136,15 +122,14 @@ class ContinuousBatch:
             # One way of scoring at a time: sentences with another one wait until all places are free.
             scoring = loop.scoring
             while self._waiting and (self._waiting[0].scoring == scoring or not is_busy):
-                request = self._waiting.popleft()
-                scoring, is_busy = request.scoring, True
-                if self._requests.get(request.id) is request:
-                    loop.waiting.append(request.sentence)
+                sentence = self._waiting.popleft()
+                scoring, is_busy = sentence.scoring, True
+                if self._sentences.get(sentence.id) is sentence:
+                    loop.waiting.append(sentence)
         if scoring != loop.scoring:
             loop.set_scoring(scoring)
         places = []
-        for request in cancelled:
-            sentence = request.sentence
+        for sentence in cancelled:
             if sentence in loop.waiting:
                 loop.waiting.remove(sentence)
             elif sentence.place >= 0 and not sentence.has_ended:
@@ -154,44 +139,35 @@ class ContinuousBatch:
             loop.batch.active[places] = 0
         return not self._is_closed
 
-    def _report(self, changed: list["Sentence"]) -> None:
+    def _report(self, changed: list[Sentence]) -> None:
         """Report iterations that are streamed, and ends."""
         loop = self._loop
-        by_sentence = {id(request.sentence): request for request in self._snapshot()}
-        requests = [by_sentence[id(sentence)] for sentence in changed if id(sentence) in by_sentence]
+        with self._changed:
+            own = [sentence for sentence in changed if self._sentences.get(sentence.id) is sentence]
         events: list[Event] = []
-        streamed = [request for request in requests if request.streams and request.sentence.error is None]
+        streamed = [sentence for sentence in own if sentence.streams and sentence.error is None]
         if streamed:
             with self._beside:
-                rows = loop.batch.tokens[[request.sentence.place for request in streamed]].cpu()
-            for request, row in zip(streamed, rows, strict=True):
-                sentence = request.sentence
-                tokens = row[1 + request.reported : 1 + sentence.length].tolist()
-                request.reported = sentence.length
-                events.append((request.id, tokens, (sentence.drafted, sentence.accepted), None))
-        ended = [request for request in requests if request.sentence.has_ended]
-        outputs = self._outputs([request.sentence for request in ended if request.sentence.error is None])
-        for request in ended:
-            error = request.sentence.error
-            if error is not None:
-                events.append((request.id, None, None, (str(error), isinstance(error, EosForbidden))))
+                rows = loop.batch.tokens[[sentence.place for sentence in streamed]].cpu()
+            for sentence, row in zip(streamed, rows, strict=True):
+                tokens = row[1 + sentence.reported : 1 + sentence.length].tolist()
+                sentence.reported = sentence.length
+                events.append((sentence.id, tokens, (sentence.drafted, sentence.accepted), None))
+        ended = [sentence for sentence in own if sentence.has_ended]
+        places = [sentence.place for sentence in ended if sentence.error is None]
+        if places:
+            with self._beside:
+                loop.collect(places)
+                loop.wait()
+        for sentence in ended:
+            error = sentence.error
+            if error is None:
+                events.append((sentence.id, sentence.found(), None, None))
             else:
-                events.append((request.id, outputs[id(request.sentence)], None, None))
+                events.append((sentence.id, None, None, (str(error), isinstance(error, EosForbidden))))
         with self._changed:
-            self._events += [event for event in events if event[0] in self._requests]
-            for request in ended:
-                self._requests.pop(request.id, None)
+            self._events += [event for event in events if event[0] in self._sentences]
+            for sentence in ended:
+                self._sentences.pop(sentence.id, None)
             if events:
                 self._changed.notify_all()
-
-    def _outputs(self, sentences: list["Sentence"]) -> dict[int, FoundOutput]:
-        if not sentences:
-            return {}
-        with self._beside:
-            self._loop.collect([sentence.place for sentence in sentences])
-            self._loop.wait()
-        return {id(sentence): sentence.found() for sentence in sentences}
-
-    def _snapshot(self) -> list[Request]:
-        with self._changed:
-            return list(self._requests.values())

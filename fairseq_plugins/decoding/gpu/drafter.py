@@ -1,8 +1,12 @@
 """The interface of drafters on a GPU, as csrc/drafter.h is on a CPU. A new drafter is one file."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import triton
+from torch import Tensor
+
+from fairseq_plugins.decoding.gpu.kernels.drafts import draft_given
 from fairseq_plugins.decoding.kernel_module import GivenDrafts
 
 if TYPE_CHECKING:
@@ -24,6 +28,7 @@ class Drafter:
 
     widths: tuple[int, ...]  # lengths of drafts that have graphs, the longest last
     layers_read: tuple[int, ...] = ()  # layers of the verifier whose states it reads, 0 for the embedding
+    launch: dict[str, Any]  # constants and options of each launch
 
     @property
     def width(self) -> int:
@@ -32,6 +37,7 @@ class Drafter:
 
     def allocate(self, search: "GreedySearch") -> None:
         """Take memory for the places of a search. Called once."""
+        self.launch = search.runner.launch
 
     def begin_batch(self, sources: Sequence[Sequence[int]], max_len: int, drafts: GivenDrafts) -> int:
         """Begin a batch, on the host; return the longest draft that its sentences may have.
@@ -55,3 +61,11 @@ class Drafter:
 
     def observe(self, batch: "Batch", verified: "Verified") -> None:
         """Read the result of an iteration: `batch.emitted` tokens, states of the verified rows."""
+
+    def draft_given(self, given: Tensor, batch: "Batch", places: int, width: int, after_output: bool = False) -> None:
+        """Draft tokens [places, any]: see the kernel."""
+        draft_given[(places,)](
+            given, batch.lengths, batch.place_limits, batch.emitted, batch.draft, batch.num_drafted, batch.active,
+            given.size(1), batch.draft.stride(0), width, AFTER_OUTPUT=after_output,
+            STEPS=triton.next_power_of_2(width), num_warps=4, **self.launch,
+        )  # fmt: skip

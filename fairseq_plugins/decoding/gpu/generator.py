@@ -10,7 +10,7 @@ from torch import Tensor
 from fairseq_plugins.decoding.gpu.acceptance import Acceptance
 from fairseq_plugins.decoding.gpu.batch import Sizes
 from fairseq_plugins.decoding.gpu.beam_search import BeamSearch
-from fairseq_plugins.decoding.gpu.continuous_batch import ContinuousBatch, Request
+from fairseq_plugins.decoding.gpu.continuous_batch import ContinuousBatch
 from fairseq_plugins.decoding.gpu.drafter import Drafter
 from fairseq_plugins.decoding.gpu.host_loop import PLACES, Flight, HostLoop, Scoring, Sentence
 from fairseq_plugins.decoding.gpu.policy import Policy
@@ -94,7 +94,7 @@ class Generator(HostLoop):
             sources = [sentence.source for sentence in self.sentences]
             self.choose_widths(self.drafter.begin_batch(sources, max_len, drafts), max_len)
         self.take_places(len(source), max_len, longest)
-        self.set_limits((pad, unk, eos, first_token))
+        self.symbols = pad, unk, eos, first_token
         tokens = tuple(suppressed), tuple(begin_suppressed)
         self.set_scoring(Scoring(unk_penalty, temperature, topk, topp, noise_keys is not None, *tokens))
         limits = [pad, unk, eos, min_len, max_len, width, first_token, 0]
@@ -203,7 +203,7 @@ class Generator(HostLoop):
         for power in range(1, most.bit_length() + 1):
             self.encoder_of(min(1 << power, most))
         self.is_open = True
-        self.set_limits((pad, unk, eos, first_token))
+        self.symbols = pad, unk, eos, first_token
         self.set_scoring(Scoring())
         self.running = ContinuousBatch(self)
 
@@ -228,7 +228,12 @@ class Generator(HostLoop):
     ) -> None:
         """Add a sentence, which waits until there is room."""
         running, vocabulary = self._opened(), self.search.scores.outputs
-        sentence = Sentence(0, list(source), min_len, max_len, list(prefix), list(drafts), noise_key)
+        scoring = Scoring(
+            unk_penalty, temperature, topk, topp, len(noise_key) > 0, tuple(suppressed), tuple(begin_suppressed)
+        )
+        sentence = Sentence(
+            0, list(source), min_len, max_len, list(prefix), list(drafts), noise_key, id, scoring, streams
+        )
         self.check(sentence)
         if not 0 <= min_len <= max_len <= self.max_len:
             raise ValueError("the lengths are not possible")
@@ -240,10 +245,7 @@ class Generator(HostLoop):
             raise ValueError("a prefix is too long, or outside of the vocabulary")
         if any(not 0 <= token < vocabulary for draft in drafts for token in draft):
             raise ValueError("a token of a draft is outside of the vocabulary")
-        scoring = Scoring(
-            unk_penalty, temperature, topk, topp, len(noise_key) > 0, tuple(suppressed), tuple(begin_suppressed)
-        )
-        running.admit(Request(id, sentence, scoring, streams))
+        running.admit(sentence)
 
     def cancel(self, id: int) -> None:
         """Drop a sentence."""

@@ -63,6 +63,10 @@ class Sentence:
     prefix: Sequence[int] = ()
     drafts: Sequence[Sequence[int]] = ()
     noise_key: Sequence[int] = ()
+    # In a continuous batch: what names it, how it is scored, whether its iterations are events.
+    id: int = -1
+    scoring: Scoring = Scoring()
+    streams: bool = False
     emitted: list[int] = field(default_factory=list)
     drafted: int = 0
     accepted: int = 0
@@ -71,6 +75,7 @@ class Sentence:
     error: Exception | None = None  # why it has no output
     output: tuple[Tensor, ...] = ()  # the results of its place (`results` of the search)
     place: int = -1  # negative while it waits
+    reported: int = 0  # tokens that were in events
 
     def found(self) -> FoundOutput:
         """Return the output of greedy search."""
@@ -105,6 +110,7 @@ class HostLoop:
         widths: lengths of drafts that have graphs.
 
     Attributes:
+        symbols: pad, unk, EOS and the first token of all sentences.
         is_open: whether sentences join the batch while it is decoded (continuous_batch.py).
         waiting: sentences without a place.
         owners: the sentence at each place; one that has ended leaves it when its output has been collected.
@@ -123,7 +129,7 @@ class HostLoop:
         self.waiting: deque[Sentence] = deque()
         self.owners: list[Sentence | None] = []
         self.is_open, self.max_source = False, sizes.sources
-        self.scoring = Scoring()
+        self.symbols, self.scoring = (-1, -1, -1, -1), Scoring()
         self.spent = dict.fromkeys(("encode", "decode"), 0.0)
 
     def take_places(self, sentences: int, max_len: int, longest: int) -> None:
@@ -140,10 +146,6 @@ class HostLoop:
     def graph_for(self, wanted: int) -> int:
         """Return the places of the smallest graph that has the wanted ones."""
         return next((count for count in PLACES if wanted <= count <= len(self.owners)), len(self.owners))
-
-    def set_limits(self, symbols: tuple[int, int, int, int]) -> None:
-        """Set pad, unk, EOS and the first token of all sentences."""
-        self.symbols, self.pad = symbols, symbols[0]
 
     def set_scoring(self, scoring: Scoring) -> None:
         """Set how all places score, and capture their graphs; no sentence may be active."""
@@ -268,18 +270,18 @@ class HostLoop:
 
     def _encode(self, taken: Sequence[tuple[int, Sentence]], count: int) -> None:
         """Encode sentences at their places."""
-        places = [place for place, _ in taken]
+        places, pad = [place for place, _ in taken], self.symbols[0]
         numbers = from_host(places, self.device)
         width = max(len(sentence.prefix) for _, sentence in taken)
         if width:
-            rows = [[*sentence.prefix, *[self.pad] * (width - len(sentence.prefix))] for _, sentence in taken]
+            rows = [[*sentence.prefix, *[pad] * (width - len(sentence.prefix))] for _, sentence in taken]
             self.batch.prefix[:, :width].index_copy_(0, numbers, from_host(rows, self.device, torch.int32))
         if self.batch.draws:
             keys = torch.tensor([list(sentence.noise_key) for _, sentence in taken]).to(torch.int32)
             self.batch.noise_keys.index_copy_(0, numbers, from_host(keys, self.device, torch.int32))
         tiles = min(max(1 << (count - 1).bit_length(), 2), self.search.encoder.most_tiles)
-        tokens, of_tiles = packed([sentence.source for _, sentence in taken], places, self.pad)
-        tokens += [self.pad] * (tiles * TILE - len(tokens))
+        tokens, of_tiles = packed([sentence.source for _, sentence in taken], places, pad)
+        tokens += [pad] * (tiles * TILE - len(tokens))
         of_tiles += [[-1, 0, 0]] * (tiles - len(of_tiles))
         encode, encoder = self.encoder_of(tiles), self.search.encoder
         encoder.parts(tiles)[0].copy_(from_host(tokens, self.device, torch.int32))

@@ -13,11 +13,12 @@ from fairseq_plugins.decoding.gpu.drafters.copying import CopyDrafter
 from fairseq_plugins.decoding.gpu.drafters.features import FeatureDrafter as feature_drafter
 from fairseq_plugins.decoding.gpu.drafters.heads import HeadsDrafter as heads_drafter
 from fairseq_plugins.decoding.gpu.drafters.jacobi import JacobiDrafter as jacobi_drafter
-from fairseq_plugins.decoding.gpu.drafters.path import path as Path
+from fairseq_plugins.decoding.gpu.drafters.path import Path
 from fairseq_plugins.decoding.gpu.drafters.tokens import TokenDrafter as token_drafter
 from fairseq_plugins.decoding.gpu.drafters.trained import MaskWeights
 from fairseq_plugins.decoding.gpu.generator import Generator
 from fairseq_plugins.decoding.gpu.kernels.constants import Activation, Lookup
 from fairseq_plugins.decoding.gpu.policy import Policy
-from fairseq_plugins.decoding.gpu.weights import Layer, Norm, transformer
+from fairseq_plugins.decoding.gpu.weights import Layer, Norm
 from fairseq_plugins.decoding.gpu.weights import Linear as linear
+from fairseq_plugins.decoding.gpu.weights import Transformer as transformer

@@ -47,14 +47,12 @@ class Verified:
     """The rows that verified an iteration's drafts.
 
     Attributes:
-        runner: of the verifier.
         step: the rows.
         features: [rows, F], states of the layers that the drafter reads; None for none.
         hidden: [rows, D], the last states.
         predicted: [rows], the best token after each row.
     """
 
-    runner: Runner
     step: DecoderStep
     features: Tensor | None
     hidden: Tensor
@@ -252,7 +250,7 @@ class GreedySearch(Search):
             hidden if self.head is None else None, all_scores=all_scores,
         )  # fmt: skip
         choose_best(self.runner, step, into, batch, batch.draws, True, all_scores)
-        return Verified(self.runner, step, features, hidden, into.token)
+        return Verified(step, features, hidden, into.token)
 
     def accept(self, places: int, width: int) -> None:
         """Launch acceptance, which appends tokens and ends sentences."""

@@ -65,7 +65,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Transformer:
-    """An encoder or decoder.
+    """An encoder or decoder; raises Unsupported for one that the kernels do not support.
 
     Attributes:
         layers: its layers.
@@ -85,6 +85,18 @@ class Transformer:
     embedding_norm: Norm
     final_norm: Norm
     projection: Linear | None
+    embedding_scales: Tensor | None = None  # of the interface; not supported
+
+    def __post_init__(self) -> None:
+        width, first = self.embedding.size(1), self.layers[0]
+        if self.embedding_scales is not None:
+            raise Unsupported("its embeddings are in int8")
+        if not first.normalize_before and self.final_norm:
+            raise Unsupported("the layers are normalised after each sublayer and once more at the end")
+        if len({(layer.heads, layer.normalize_before) for layer in self.layers}) > 1:
+            raise Unsupported("its layers differ in their heads or norms")
+        if width // first.heads > 256:
+            raise Unsupported(f"its heads are {width // first.heads} wide")
 
     @property
     def width(self) -> int:
@@ -97,28 +109,3 @@ class Transformer:
     def source_key_value(self) -> Linear:
         """Return the projections of the source to keys and values of all layers, [L * 2 * D, inputs]."""
         return joined([layer.cross_key_value for layer in self.layers if layer.cross_key_value is not None])
-
-
-def transformer(
-    layers: Sequence[Layer],
-    embedding: Tensor,
-    scale: float,
-    positions: Tensor | None,
-    positions_every_layer: bool,
-    embedding_norm: Norm,
-    final_norm: Norm,
-    projection: Linear | None,
-    embedding_scales: Tensor | None = None,
-) -> Transformer:
-    """Return a Transformer; raises Unsupported for one that the kernels do not support."""
-    if embedding_scales is not None:
-        raise Unsupported("its embeddings are in int8")
-    if not layers[0].normalize_before and final_norm:
-        raise Unsupported("the layers are normalised after each sublayer and once more at the end")
-    if len({(layer.heads, layer.normalize_before) for layer in layers}) > 1:
-        raise Unsupported("its layers differ in their heads or norms")
-    if embedding.size(1) // layers[0].heads > 256:
-        raise Unsupported(f"its heads are {embedding.size(1) // layers[0].heads} wide")
-    return Transformer(
-        layers, embedding, scale, positions, positions_every_layer, embedding_norm, final_norm, projection
-    )

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fairseq_plugins.decoding.decoded import Decoded
 from fairseq_plugins.decoding.gpu import batch, runner
 from fairseq_plugins.decoding.gpu.backend import GpuBackend
-from fairseq_plugins.decoding.gpu.weights import Layer, Linear, Norm, transformer
+from fairseq_plugins.decoding.gpu.weights import Layer, Linear, Norm, Transformer
 from fairseq_plugins.decoding.reference.backend import TorchBackend
 from fairseq_plugins.decoding.reference.engine import Engine
 from tests.decoding.gpu.interpreter import multiply_by_rows
@@ -146,7 +146,7 @@ def check_parts() -> None:
     width, heads, rows = 32, 2, 3
     layer = Layer(heads=heads, self_out=Linear(torch.randn(width, width).half()))
     layer.fc1 = Linear(torch.randn(width, width).half())
-    model = transformer([layer], torch.zeros(1, width).half(), 1.0, None, False, Norm(), Norm(), None)
+    model = Transformer([layer], torch.zeros(1, width).half(), 1.0, None, False, Norm(), Norm(), None)
     own = runner.Runner(model, rows * 2)
     cache = torch.randn(100, 2, width).half()
     query = torch.randn(rows * 2, width).half()

@@ -9,7 +9,6 @@ from torch import Tensor
 from fairseq_plugins.decoding.gpu.batch import Batch
 from fairseq_plugins.decoding.gpu.drafter import Drafter
 from fairseq_plugins.decoding.gpu.drafters.tokens import TokenDrafter
-from fairseq_plugins.decoding.gpu.drafters.writing import launch_given
 from fairseq_plugins.decoding.gpu.kernels.drafts import find_undrafted
 from fairseq_plugins.decoding.gpu.search import Encoded, GreedySearch, Verified
 from fairseq_plugins.decoding.kernel_module import GivenDrafts
@@ -25,7 +24,7 @@ class Wrapping(Drafter):
         self.widths = tuple(sorted({width for drafter in drafters for width in drafter.widths}))
 
     def allocate(self, search: GreedySearch) -> None:
-        self.launch = search.runner.launch
+        super().allocate(search)
         for drafter in self.drafters:
             drafter.allocate(search)
 
@@ -97,4 +96,4 @@ class ReplayedDrafter(Wrapping):
         """Draft, as its time counts, and replace the tokens."""
         self.drafters[0].draft(batch, places, width)
         if len(self.tokens):
-            launch_given(self.given, batch, places, width, self.launch, after_output=True)
+            self.draft_given(self.given, batch, places, width, after_output=True)

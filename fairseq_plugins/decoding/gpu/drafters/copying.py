@@ -35,7 +35,7 @@ class CopyDrafter(Drafter):
 
     def allocate(self, search: GreedySearch) -> None:
         sizes, device = search.sizes, search.device
-        self.launch = search.runner.launch
+        super().allocate(search)
         if self.lookup == Lookup.NEAREST:
             size = (sizes.places, _MOST_OUTPUTS * (sizes.outputs + 1))
             self.given = torch.zeros(size, dtype=torch.int32, device=device)

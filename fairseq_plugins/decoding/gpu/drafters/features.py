@@ -55,7 +55,7 @@ class FeatureDrafter(TrainedDrafter):
         assert verified.features is not None
         step, model = verified.step, self.model
         read = self.read[: step.rows * self.reader.outputs].view(step.rows, self.reader.outputs)
-        verified.runner.linear(step, Input(verified.features), self.reader, read)
+        self.search.runner.linear(step, Input(verified.features), self.reader, read)
         tiles = Tiles.of(step.rows, model.width, self.runner.dtype)
         weight, bias = self.norm.weight, self.norm.bias
         grid = (triton.cdiv(2 * model.width, tiles.outputs), triton.cdiv(step.rows, tiles.rows), len(model.layers))

@@ -9,7 +9,6 @@ import torch
 
 from fairseq_plugins.decoding.gpu.batch import Batch
 from fairseq_plugins.decoding.gpu.drafter import Drafter
-from fairseq_plugins.decoding.gpu.drafters.writing import launch_given
 from fairseq_plugins.decoding.gpu.kernels.constants import Activation
 from fairseq_plugins.decoding.gpu.runner import Input
 from fairseq_plugins.decoding.gpu.search import GreedySearch, Verified
@@ -36,7 +35,8 @@ class HeadsDrafter(Drafter):
 
     def allocate(self, search: GreedySearch) -> None:
         places, device, width = search.sizes.places, search.device, self.projection.inputs
-        self.launch, self.search = search.runner.launch, search
+        super().allocate(search)
+        self.search = search
         self.wide, self.states = (
             torch.zeros(places, layer.outputs, dtype=layer.weight.dtype, device=device)
             for layer in (self.expand, self.shrink)
@@ -46,11 +46,11 @@ class HeadsDrafter(Drafter):
     def draft(self, batch: Batch, places: int, width: int) -> None:
         """Draft the proposals of the last verification."""
         proposals = self.scores.token[: places * self.heads].view(places, self.heads)
-        launch_given(proposals, batch, places, width, self.launch)
+        self.draft_given(proposals, batch, places, width)
 
     def observe(self, batch: Batch, verified: Verified) -> None:
         """Run the heads on the states from which the last emitted tokens were predicted."""
-        runner, dim = verified.runner, self.projection.inputs
+        runner, dim = self.search.runner, self.projection.inputs
         places = verified.step.rows // verified.step.per_sentence
         step = replace(verified.step, active=batch.active[:places])
         wide, states = self.wide[:places], self.states[:places]

@@ -38,7 +38,7 @@ class JacobiDrafter(Drafter):
 
     def allocate(self, search: GreedySearch) -> None:
         places, device = search.sizes.places, search.device
-        self.launch = search.runner.launch
+        super().allocate(search)
         self.block = torch.ones(1, dtype=torch.int32, device=device)
         self.tails = torch.zeros(places, self.width + 1, dtype=torch.int32, device=device)
         self.pool = torch.full((places, max(self.pool_size, 1)), -1, dtype=torch.int32, device=device)

@@ -15,7 +15,7 @@ from fairseq_plugins.decoding.gpu.weights import Linear
 _TILE = 256
 
 
-@dataclass(frozen=True)
+@dataclass
 class Path:
     """The layers that choose a draft's tokens: `ids` [N], left factors `before` [V, R], right factors, and the GRU."""
 
@@ -27,23 +27,13 @@ class Path:
     gru_recurrent: Linear | None = None
     to_rank: Linear | None = None
 
+    def __post_init__(self) -> None:
+        self.ids = self.ids.to(torch.int32)
+
     @property
     def gates(self) -> int:
         """Outputs of the GRU's products, 0 without a GRU."""
         return 0 if self.gru_hidden is None else self.gru_hidden.outputs
-
-
-def path(
-    ids: Tensor,
-    before: Tensor | None,
-    after: Linear | None,
-    gru_hidden: Linear | None,
-    gru_token: Linear | None,
-    gru_recurrent: Linear | None,
-    to_rank: Linear | None,
-) -> Path:
-    """Return a path, as the compiled module's `Path`."""
-    return Path(ids.to(torch.int32), before, after, gru_hidden, gru_token, gru_recurrent, to_rank)
 
 
 class PathMemory:
