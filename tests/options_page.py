@@ -70,9 +70,32 @@ def tables() -> dict[str, str]:
     return {
         "decoding": "\n".join(decoding),
         "training": "\n".join(training),
-        "decoders": methods.table(),
+        "decoders": decoders(),
         "generation": generation_options.table(),
     }
+
+
+def decoders() -> str:
+    """Return the methods as a Markdown table."""
+    lines = [
+        "| `--decoder` | who drafts | what is accepted | lossless | needs | from |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for spec in methods.METHODS:
+        names = ", ".join(f"`{name}`" for name in (spec.name, *spec.aliases))
+        lossless = "yes" if spec.is_lossless else "no"
+        lines.append(
+            f"| {names} | {spec.drafts} | {spec.accepts} | {lossless} | {', '.join(_needs(spec))} | {spec.paper} |"
+        )
+    return "\n".join(lines)
+
+
+def _needs(spec: methods.MethodSpec) -> list[str]:
+    """Return what a method requires, for the table."""
+    options = spec.options()
+    needs = ["`--drafter-path`"] if spec.needs_drafter(options) else []
+    needs += ["a joined dictionary"] if spec.copies_source(options) else []
+    return needs if spec.verifier_class is None else [*needs, f"a `{spec.verifier_class.__name__}`"]
 
 
 def marked(text: str, name: str) -> re.Match[str]:

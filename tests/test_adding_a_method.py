@@ -16,6 +16,7 @@ from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.tasks.options import _DecodingOptions
+from tests import options_page
 from tests.cases import Case, cases
 from tests.conftest import Corpus
 from tests.errors import error_about
@@ -87,7 +88,7 @@ def test_method_of_the_page_is_in_help_and_tables(echo: MethodSpec) -> None:
     option = next(option for option in fields(config) if option.name == "echo_width")
     assert (option.default, option.metadata["help"]) == (8, "echo: draft at most this many tokens")
     assert f"echo: {echo.summary}" in methods.decoder_help()
-    assert f"| `echo` | {echo.drafts} | exact top-1 | yes |  | an example |" in methods.table().splitlines()
+    assert f"| `echo` | {echo.drafts} | exact top-1 | yes |  | an example |" in options_page.decoders().splitlines()
     assert echo.is_lossless and "echo" in echo.reasons and echo.table_rows == {"echo": {}}
     methods.check_options(config(decoding_method="echo", echo_width=6))
     assert methods.chosen(config(decoding_method="echo", echo_width=6)) == (echo, echo.options(echo_width=6))

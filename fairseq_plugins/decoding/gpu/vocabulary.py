@@ -133,9 +133,9 @@ def choose_best(
     """Reduce the scored tiles to the best token of each row; `all_scores` where some tokens only are kept."""
     keeps = draws and batch.keeps
     scores.best_tokens[(step.rows,)](
-        into.best_scores, into.best_tokens, into.peaks, into.sums, into.watched, into.watched_scores, into.only,
-        into.token, into.log_prob, into.normalizer, into.drawn_scores,
-        into.peaks if all_scores is None else all_scores, batch.noise_keys, batch.lengths,
+        into.best_scores, into.best_tokens, into.peaks, into.sums, into.watched_scores, into.only, into.token,
+        into.log_prob, into.normalizer, into.drawn_scores, into.peaks if all_scores is None else all_scores,
+        batch.noise_keys, batch.lengths,
         into.only if ids is None else ids, batch.limits, batch.penalties, step.active, step.per_sentence, into.outputs,
         into.tiles, BEST=into.best, LIMITED=is_limited, DRAWS=draws, KEEPS=keeps, HAS_IDS=ids is not None, CHUNK=DRAWN,
         TILES=triton.next_power_of_2(into.tiles), num_warps=8 if keeps else 4, **runner.launch,

@@ -163,7 +163,6 @@ def best_tokens(
     best_tokens,
     peaks,
     sums,
-    watched,
     watched_scores,
     only,  # [rows], the only allowed token, -1 where several are
     token_of_row,  # [rows], the best token
