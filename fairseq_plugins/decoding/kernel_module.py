@@ -118,6 +118,7 @@ class KernelGenerator(Protocol):
 
         Raises:
             KernelModule.EosForbidden: if EOS is forbidden at the maximum length, where a hypothesis must end.
+            RuntimeError: if scores are NaN; also by `run`.
         """
 
     def seconds(self) -> dict[str, float]:
@@ -145,6 +146,10 @@ class KernelGenerator(Protocol):
             max_sentences: decoded at a time; 0 for what is efficient.
             max_source: most tokens of a source.
             max_len: largest `max_len` of a sentence.
+
+        Raises:
+            Unsupported: for a search whose sentences cannot join (beam search on a GPU).
+            ValueError: for lengths that do not fit the memory.
         """
 
     def admit(
@@ -279,7 +284,10 @@ class KernelModule(Protocol):
         caches_prefix: bool,
         width: int,
     ) -> AnyDrafter:
-        """Make a drafter that reads tokens (GAD, section 3.1); `encoder` is None if it shares the verifier's."""
+        """Make a drafter that reads tokens (GAD, section 3.1); `encoder` is None if it shares the verifier's.
+
+        `caches_prefix`: attention of tokens is causal.
+        """
 
     def CopyDrafter(self, lookup: Any, max_match: int, width: int = ...) -> AnyDrafter:
         """Make a drafter that copies a text after the longest match, of at most `max_match` tokens."""

@@ -23,7 +23,7 @@ MOST_OUTPUTS = 4096
 
 
 class Generator(HostLoop):
-    """Decodes batches with a method. See csrc/python/generator.cpp for the meaning of arguments and results."""
+    """Decodes batches with a method: a `KernelGenerator`, which says what arguments and results are."""
 
     def __init__(
         self,
@@ -70,11 +70,6 @@ class Generator(HostLoop):
         suppressed: Sequence[int] = (),
         begin_suppressed: Sequence[int] = (),
     ) -> None:
-        """Begin a batch of sources [B, S], padded. With `noise_keys` [B, 4], tokens are drawn (reference/noise.py).
-
-        Raises:
-            ValueError: for lengths or symbols that are out of range.
-        """
         self._refuse_open()
         width = 0 if prefix is None else min(prefix.size(1), self.search.sizes.outputs)
         prefixes = [[]] * len(source) if prefix is None else prefix[:, :width].tolist()
@@ -111,7 +106,6 @@ class Generator(HostLoop):
             raise ValueError(f"a source has {len(sentence.source)} tokens, more than there is room for ({most})")
 
     def run(self, iterations: int = -1) -> bool:
-        """Decode until all sentences have ended, at most `iterations` (negative: no limit); return whether all have."""
         began = time.perf_counter()
         self.lengths_before = [sentence.length for sentence in self.sentences]
         flights: deque[Flight] = deque()
@@ -134,24 +128,16 @@ class Generator(HostLoop):
         return all(sentence.has_ended for sentence in self.sentences)
 
     def outputs(self) -> list[FoundOutput]:
-        """Return tokens, log-probabilities and emitted tokens of each sentence."""
         self.collect([place for place, owner in enumerate(self.owners) if owner is not None])
         self.wait()
         return [sentence.found() for sentence in self.sentences]
 
     def run_beams(self) -> list[tuple[list[FoundHypothesis], int]]:
-        """Decode by beam search; return hypotheses and the number of steps of each sentence.
-
-        Raises:
-            RuntimeError: if scores are NaN.
-            EosForbidden: if EOS is forbidden at the maximum length.
-        """
         self.run()
         self.wait()
         return [(sentence.hypotheses(), sentence.length) for sentence in self.sentences]
 
     def last_iteration(self) -> list[tuple[list[int], int, int, bool]]:
-        """Return for each sentence the tokens of the last `run`, and the counts of its last iteration."""
         place_of = {owner.number: place for place, owner in enumerate(self.owners) if owner is not None}
         tokens = self.batch.tokens[: self.places].cpu()
         results = []
@@ -182,12 +168,7 @@ class Generator(HostLoop):
         max_source: int,
         max_len: int,
     ) -> None:
-        """Open a continuous batch; capture its graphs. `threads` has no meaning on a GPU.
-
-        Raises:
-            Unsupported: for beam search, whose sentences would have to have one beam.
-            ValueError: for lengths that do not fit the memory.
-        """
+        """Open a continuous batch; capture its graphs. `threads` has no meaning on a GPU."""
         if self.search.sizes.beam:
             raise Unsupported("all sentences of a beam search have the same beam on a GPU")
         self._refuse_open()
@@ -226,7 +207,6 @@ class Generator(HostLoop):
         suppressed: Sequence[int] = (),
         begin_suppressed: Sequence[int] = (),
     ) -> None:
-        """Add a sentence, which waits until there is room."""
         running, vocabulary = self._opened(), self.search.scores.outputs
         scoring = Scoring(
             unk_penalty, temperature, topk, topp, len(noise_key) > 0, tuple(suppressed), tuple(begin_suppressed)
@@ -248,19 +228,15 @@ class Generator(HostLoop):
         running.admit(sentence)
 
     def cancel(self, id: int) -> None:
-        """Drop a sentence."""
         self._opened().cancel(id)
 
     def take(self, seconds: float) -> list[Event]:
-        """Return the next events."""
         return self._opened().take(seconds)
 
     def load(self) -> tuple[int, int]:
-        """Return the numbers of waiting and of active sentences."""
         return self._opened().load()
 
     def close(self) -> None:
-        """Stop decoding."""
         if self.running is not None:
             self.running.close()
 

@@ -24,11 +24,9 @@ class GpuWeights(KernelWeights):
 
     @property
     def module(self) -> KernelModule:
-        """The GPU engine."""
         return gpu
 
     def linear(self, layer: Linear, exact: bool = False) -> DeviceLinear:
-        """Convert a linear layer; raises Unsupported for rounded weights."""
         if isinstance(layer, QuantizedLinear) or (self.int8 and not exact):
             raise Unsupported("--int8")
         weight, bias = layer

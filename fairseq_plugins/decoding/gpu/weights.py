@@ -65,16 +65,9 @@ class Layer:
 
 @dataclass(frozen=True)
 class Transformer:
-    """An encoder or decoder; raises Unsupported for one that the kernels do not support.
+    """An encoder or decoder, with fields as for `KernelModule.transformer`; raises Unsupported for some.
 
-    Attributes:
-        layers: its layers.
-        embedding: [V, D].
-        scale: factor of the embeddings.
-        positions: [P, D], or None; later positions have the last one's embedding.
-        positions_every_layer: add positions to the input of every layer.
-        embedding_norm, final_norm: of the input, and (pre-norm) of the output.
-        projection: to the vocabulary; None in an encoder.
+    Positions beyond the table have the embedding of its last one.
     """
 
     layers: Sequence[Layer]

@@ -31,12 +31,10 @@ class NativeBackend(KernelBackend):
         self.reason = f"the compiled kernels run all of it on this CPU ({kernels().instruction_set()})"
 
     def refusal(self, context: MethodContext) -> str | None:
-        """Return why the kernels cannot run here."""
         device = next(context.models[0].parameters()).device.type
         return None if device == "cpu" else f"the models are on {device}"
 
     def weights(self, context: MethodContext) -> KernelWeights:
-        """Return what converts weights."""
         return context.kernel_weights
 
     def inputs(self, sample: dict[str, Any], pad: int) -> tuple[Tensor, dict[str, Any]]:

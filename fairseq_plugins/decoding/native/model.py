@@ -35,15 +35,9 @@ class NativeWeights(KernelWeights):
 
     @property
     def module(self) -> KernelModule:
-        """The compiled module."""
         return cast(KernelModule, kernels())
 
     def linear(self, layer: Linear, exact: bool = False) -> Any:
-        """Convert a linear layer, `exact` without rounding.
-
-        Raises:
-            Unsupported: for weights that are not in fp32 on the CPU.
-        """
         module, int8 = kernels(), self.int8 and not exact
         scale = None
         if int8 and not isinstance(layer, QuantizedLinear) and is_int8(layer[0]):

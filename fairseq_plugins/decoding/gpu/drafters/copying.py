@@ -22,10 +22,7 @@ _BLOCK = 128
 class CopyDrafter(Drafter):
     """Copies the source, or given drafts: the first 16 of a sentence, and at most four longest outputs of tokens.
 
-    Args:
-        lookup: where to copy from.
-        max_match: longest match, in tokens.
-        width: longest draft; None for no limit.
+    Arguments as for `KernelModule.CopyDrafter`.
     """
 
     def __init__(self, lookup: Lookup, max_match: int, width: int | None = None) -> None:

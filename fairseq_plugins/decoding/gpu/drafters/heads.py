@@ -17,13 +17,7 @@ from fairseq_plugins.decoding.gpu.weights import Linear
 
 
 class HeadsDrafter(Drafter):
-    """Drafts one token with each head.
-
-    Args:
-        expand: the hidden layer that the heads share.
-        shrink: the output layers of the heads 2, 3, ..., one after the other.
-        projection: to the vocabulary.
-    """
+    """Drafts one token with each head; arguments as for `KernelModule.heads_drafter`."""
 
     def __init__(self, expand: Linear, shrink: Linear, projection: Linear) -> None:
         self.expand, self.shrink, self.projection = expand, shrink, projection

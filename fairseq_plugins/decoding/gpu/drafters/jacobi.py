@@ -20,15 +20,7 @@ _FILLED = 1024  # tokens of the pool that a program forgets
 
 
 class JacobiDrafter(Drafter):
-    """Drafts the verifier's predictions.
-
-    Args:
-        block: positions solved in parallel; 0 for `window_ratio` times the longest source of a batch.
-        window_ratio: see `block`.
-        length: length of the output from which decoding is greedy; negative for none.
-        initial: first guess of every position; negative for the source token there.
-        pool: size of the bigram pool (the vocabulary); 0 for none.
-    """
+    """Drafts the verifier's predictions; arguments as for `KernelModule.jacobi_drafter`."""
 
     def __init__(self, block: int, window_ratio: float, length: int, initial: int, pool: int) -> None:
         self.block_size, self.window_ratio, self.length = block, window_ratio, length

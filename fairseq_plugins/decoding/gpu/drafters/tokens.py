@@ -16,14 +16,8 @@ class TokenDrafter(TrainedDrafter):
     """Drafts with one pass over the last tokens and masks.
 
     A draft runs as many of the last tokens as an iteration with a draft of its own emits; tokens that are in the cache
-    get the same keys and values again. Where more tokens or no draft came before, `observe` fills the cache.
-
-    Args:
-        model: its decoder.
-        encoder: its encoder; None for the verifier's.
-        path, mask: layers that choose tokens, and the input of a mask.
-        caches_prefix: whether attention of tokens is causal.
-        width: longest draft.
+    get the same keys and values again. Where more tokens or no draft came before, `observe` fills the cache. Arguments
+    as for `KernelModule.token_drafter`.
     """
 
     def __init__(
