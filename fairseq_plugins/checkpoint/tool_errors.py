@@ -38,7 +38,7 @@ def excepthook(kind: type[BaseException], error: BaseException, trace: Traceback
         if explained is None:
             sys.__excepthook__(kind, error, trace)
         else:
-            _say_once(explained)
+            _show(explained)
 
 
 def thread_excepthook(given: threading.ExceptHookArgs) -> None:
@@ -48,21 +48,24 @@ def thread_excepthook(given: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(given)
     else:
         set_failed()
-        _say_once(explained)
+        _said_in_threads.add(_show(explained))
 
 
-_said: set[str] = set()
+_said_in_threads: set[str] = set()
 
 
-def _say_once(explained: ConfigurationError) -> None:
-    """Print an error: TensorBoard writes in a thread, and raises its error again in the main thread."""
+def _show(explained: ConfigurationError) -> str:
+    """Print an error unless a thread has; return its line.
+
+    TensorBoard writes in a thread, and raises its error again in the main thread.
+    """
     line = f"error: {explained.spelled(on_command_line)}"
-    if line not in _said:
-        _said.add(line)
+    if line not in _said_in_threads:
         say(line)
     if explained.option == "--tensorboard-logdir":
         # fairseq closes its writers at exit, which would raise the error once more.
         vars(sys.modules["fairseq.logging.progress_bar"])["_tensorboard_writers"].clear()
+    return line
 
 
 def explain_in_tool(error: BaseException) -> ConfigurationError | None:
