@@ -36,9 +36,9 @@ def _steps() -> _OptimizerSteps:
 class WeightSnapshot:
     """The state of the parameters, buffers, hooks and settings of models at one time.
 
-    A comparison takes microseconds. It reads version counters, addresses, the modules' identities, classes, attributes
-    and hooks, and one number of each tensor. Version counters miss writes to `parameter.data`, such as
-    those of fairseq's Adam. After a step of any optimizer all numbers are compared, by a checksum; so are inference
+    A comparison takes microseconds. It reads version counters, addresses, the modules' identities, classes with their
+    methods, attributes and hooks, and one number of each tensor. Version counters miss writes to `parameter.data`, such
+    as those of fairseq's Adam. After a step of any optimizer all numbers are compared, by a checksum; so are inference
     tensors, which have no version counter.
 
     A write to `parameter.data` or to its memory outside of an optimizer is missed if it changes none of the numbers
@@ -57,6 +57,9 @@ class WeightSnapshot:
         self._hooks = [held for module in modules for held in (module._forward_hooks, module._forward_pre_hooks)]
         self._attributes = list(map(vars, modules))
         self._settings = list(map(dict.copy, self._attributes))
+        classes = {base for module in modules for base in type(module).__mro__ if base is not object}
+        self._class_attributes = list(map(vars, classes))
+        self._methods = list(map(dict, self._class_attributes))
         tensors = self._tensors()
         self._has_versions = not any(tensor.is_inference() for tensor in tensors)
         self._state = self._read(tensors)
@@ -90,12 +93,12 @@ class WeightSnapshot:
         return addresses, versions, _ids(self._children), _ids(self._hooks), kinds
 
     def _has_settings(self) -> bool:
-        """Return whether all attributes are the same: scales, activation functions, methods that replace the class's.
+        """Return whether all attributes are the same: scales, activation functions, methods, of objects and classes.
 
         They include the dictionaries of weights and children, but not what is in these.
         """
         try:
-            return self._attributes == self._settings
+            return self._attributes == self._settings and self._class_attributes == self._methods
         except RuntimeError:  # of comparing two tensors
             return False
 

@@ -3,9 +3,12 @@
 The engine reads weights and runs its own operations. Whatever a part adds to its weights would be lost silently.
 """
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+import fairseq
+import torch
 from fairseq.modules import (
     FairseqDropout,
     LayerDropModuleList,
@@ -37,6 +40,10 @@ def changed_part(root: nn.Module, classes: Iterable[type[nn.Module]], equivalent
         classes: classes of fairseq; subclasses may change how they are built.
         equivalent: methods of subclasses that compute the same.
     """
+    for kind in dict.fromkeys(map(type, root.modules())):
+        replaced_method = replaced_in_class(kind)
+        if replaced_method is not None:
+            return f"its class {kind.__name__} has a replaced {replaced_method}()"
     for name, module in root.named_modules():
         kind, place = type(module), f" ({name})" if name else ""
         base = next((known for known in classes if isinstance(module, known)), None)
@@ -57,6 +64,28 @@ def changed_part(root: nn.Module, classes: Iterable[type[nn.Module]], equivalent
         if reason is not None:
             return f"its {kind.__name__}{place} {reason}"
     return None
+
+
+def replaced_in_class(kind: type[nn.Module], names: Collection[str] | None = None) -> str | None:
+    """Return a method of fairseq's or torch's classes under `kind` that a program has replaced by its own; or None.
+
+    `names`: only these methods; None for all that take part in computing.
+    """
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] not in ("fairseq", "torch"):
+            continue
+        for name, value in vars(base).items():
+            if names is None and (name.startswith(_BUILDING) or (base is nn.Module and name not in _CALLING)):
+                continue
+            if (names is None or name in names) and callable(value) and not isinstance(value, type):
+                code = getattr(getattr(value, "__func__", value), "__code__", None)
+                if code is None or not code.co_filename.startswith(_FOLDERS):
+                    return name
+    return None
+
+
+_CALLING = ("__call__", "_wrapped_call_impl", "_call_impl")
+_FOLDERS = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (fairseq, torch))
 
 
 def shared_part(layers: nn.ModuleList) -> str | None:

@@ -6,7 +6,7 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerModelB
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import nn
 
-from fairseq_plugins.models.exact_types import changed_part, shared_part
+from fairseq_plugins.models.exact_types import changed_part, replaced_in_class, shared_part
 
 # fairseq's overrides that compute the same.
 _EQUIVALENT = {TransformerDecoderScriptable.extract_features}
@@ -38,7 +38,11 @@ def unsupported_model(model: nn.Module) -> str | None:
     """Return why the engine cannot run the decoder of a model, or changes its scores; None if it can."""
     # S2TTransformerModel only notes the order of the dimensions.
     stock = (TransformerModelBase, FairseqEncoderDecoderModel, S2TTransformerModel)
-    for name in ("get_normalized_probs", "get_normalized_probs_scriptable"):
+    names = ("get_normalized_probs", "get_normalized_probs_scriptable")
+    replaced = replaced_in_class(type(model), names)
+    if replaced is not None:
+        return f"its class {type(model).__name__} has a replaced {replaced}()"
+    for name in names:
         own = getattr(type(model), name, None)
         if own not in (None, *(getattr(model_class, name) for model_class in stock)):
             return f"its class {type(model).__name__} changes {name}()"

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from fairseq.models import BaseFairseqModel
+from fairseq.models.transformer import TransformerDecoderBase
+from fairseq.modules import MultiheadAttention
 from fairseq.optim.adam import Adam
 from torch import nn
 
@@ -219,6 +222,30 @@ def test_replaced_scores_are_refused() -> None:
     model.get_normalized_probs = lambda *_, **__: None
     with pytest.raises(ConfigurationError, match="replaced get_normalized_probs"):
         generator.generate([model], sample)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (BaseFairseqModel, "get_normalized_probs"),
+        (TransformerDecoderBase, "output_layer"),
+        (MultiheadAttention, "forward"),
+        (nn.Linear, "forward"),
+        (nn.Module, "__call__"),
+    ],
+)
+def test_methods_that_are_replaced_in_a_class(monkeypatch: pytest.MonkeyPatch, kind: Any, name: str) -> None:
+    """By a program's own, before or after the first batch."""
+    task = make_task(50, decoding_method="greedy")
+    model, sample = make_transformer(task, 3), make_sample(task, [4, 2], 1)
+    generator = task.build_generator([model], Namespace(max_len_b=20))
+    generator.generate([model], sample)
+    own = getattr(kind, name)
+    monkeypatch.setattr(kind, name, lambda *given, **named: own(*given, **named))
+    with pytest.raises(ConfigurationError, match=f"replaced {name}"):
+        generator.generate([model], sample)
+    with pytest.raises(ConfigurationError, match=f"replaced {name}"):
+        task.build_generator([model], Namespace()).generate([model], sample)
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
