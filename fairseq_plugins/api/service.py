@@ -5,7 +5,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError, Future
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from fairseq_plugins.api.jobs import Job, OnStep
 from fairseq_plugins.api.options import CallOptions, SearchOptions
@@ -74,6 +74,9 @@ class Service:
         self._engines.append(WholeBatches(model))
         # Threads of the kernels must not outlive the interpreter.
         self._finalizer = weakref.finalize(self, _close, self._engines)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a service is not copied or pickled; make one of each copy of its model")
 
     def __enter__(self) -> "Service":
         return self

@@ -1,5 +1,7 @@
 """A service: sentences of many threads, with options of their own, have the translations that they have alone."""
 
+import copy
+import pickle
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from typing import Any
@@ -147,6 +149,12 @@ def test_what_does_not_fit_is_refused_at_once(service: Service, model: Model) ->
     for numbers in ({"max_sentences": 0}, {"max_beam": 0}):
         with refused("give at least 1"):
             model.service(**numbers)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_services_are_not_copied(service: Service, copied: Any) -> None:
+    with pytest.raises(TypeError, match="^a service is not copied or pickled; make one of each copy"):
+        copied(service)
 
 
 def test_a_full_service_refuses_and_cancelled_sentences_make_room(service: Service) -> None:
