@@ -10,6 +10,7 @@ checkpoint.
 import io
 import re
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from fairseq_plugins.checkpoint.loading import read_state
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.process.output import ignore_hydras_warnings
 from fairseq_plugins.shared.checksums import forget_sum
 from fairseq_plugins.shared.cli import CommandParser, positive, run_command
 from fairseq_plugins.shared.files import write_atomically
@@ -57,7 +59,7 @@ def average(files: Sequence[Path]) -> dict[str, Any]:
     total: dict[str, Tensor] = {}
     state: dict[str, Any] = {}
     for file in files:
-        read_state(str(file), "checkpoint")  # raises the errors of unreadable files
+        extra = read_state(str(file), "checkpoint")[0].get("extra_state") or {}  # as later versions of fairseq have it
         state = torch.load(file, map_location="cpu")
         weights = state["model"]
         shapes = {name: value.shape for name, value in weights.items()}
@@ -80,8 +82,8 @@ def average(files: Sequence[Path]) -> dict[str, Any]:
     state["model"] = mean
     state["last_optimizer_state"] = None
     # Only entries that loading needs: others describe the run's data and machine.
-    iterator = {"epoch": state["extra_state"]["train_iterator"]["epoch"]}
-    state["extra_state"] = {"train_iterator": iterator, "averaged": [file.name for file in files]}
+    epoch = (extra.get("train_iterator") or {}).get("epoch", 1)
+    state["extra_state"] = {"train_iterator": {"epoch": epoch}, "averaged": [file.name for file in files]}
     return state
 
 
@@ -124,7 +126,9 @@ def run(argv: Sequence[str]) -> None:
     args = get_parser().parse_args(argv)
     inputs = [Path(name) for name in args.inputs]
     files = last_checkpoints(inputs[0], args.last) if len(inputs) == 1 and inputs[0].is_dir() else inputs
-    state = average(files)
+    with warnings.catch_warnings():
+        ignore_hydras_warnings()
+        state = average(files)
     size = write_checkpoint(Path(args.output), state if args.fp32 else to_half(state), "--output")
     print(f"{args.output}: mean of {', '.join(file.name for file in files)}; {size / 1e6:.1f} MB")
 

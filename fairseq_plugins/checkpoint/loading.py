@@ -14,7 +14,7 @@ from fairseq import checkpoint_utils, models
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from omegaconf import OmegaConf
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_plugins.checkpoint.mapped_weights import can_map, map_in_small_pages
 from fairseq_plugins.checkpoint.settings import MODELS, TASKS, check_settings, check_task_settings, model_name
@@ -70,7 +70,9 @@ def read_state(path: str, option: str | None, overrides: dict[str, Any] | None =
         if reason is None:
             raise
         raise ConfigurationError(option, path, reason) from error
-    if "model" not in state or (state.get("cfg") is None and state.get("args") is None):
+    weights = state.get("model")
+    has_weights = isinstance(weights, dict) and all(isinstance(value, Tensor) for value in weights.values())
+    if not has_weights or (state.get("cfg") is None and state.get("args") is None):
         raise ConfigurationError(option, path, NOT_OF_FAIRSEQ_TRAIN)
     return state, _settings(state).model
 

@@ -1,11 +1,13 @@
 """`spec-dec-average`: the mean, the written file, and errors."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from fairseq_plugins.checkpoint import averaging
+from fairseq_plugins.checkpoint.loading import read_checkpoint
 from fairseq_plugins.errors import ConfigurationError
 from tests.conftest import Corpus
 from tests.support import run_in_process
@@ -44,6 +46,13 @@ def test_a_half_precision_file_decodes_as_the_original(corpus: Corpus, tmp_path:
     assert outputs[0] == outputs[1] and len(outputs[0]) == 36
 
 
+@pytest.mark.parametrize("extra", [{}, {"epoch": 3}, {"train_iterator": {}}])
+def test_states_of_earlier_versions(corpus: Corpus, tmp_path: Path, extra: dict[str, Any]) -> None:
+    torch.save({**torch.load(corpus.verifier), "extra_state": extra}, tmp_path / "old.pt")
+    assert averaging.main([str(tmp_path / "old.pt"), "--output", str(tmp_path / "mean.pt")]) == 0
+    read_checkpoint(str(tmp_path / "mean.pt"), "--path")
+
+
 def test_tied_weights_are_written_once(corpus: Corpus, tmp_path: Path) -> None:
     state = torch.load(corpus.verifier)
     state["model"]["copy"] = state["model"]["tied"] = state["model"]["encoder.embed_tokens.weight"].clone()
@@ -56,6 +65,10 @@ def test_tied_weights_are_written_once(corpus: Corpus, tmp_path: Path) -> None:
 
 def test_invalid_input_is_refused(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """See also tests/faults/bad_input.txt."""
+    for number, weights in enumerate(([1, 2], {"a": 3})):
+        torch.save({**torch.load(corpus.verifier), "model": weights}, tmp_path / f"{number}.pt")
+        assert averaging.main([str(tmp_path / f"{number}.pt"), "--output", str(tmp_path / "mean.pt")]) == 2
+        assert "not a fairseq checkpoint (it lacks weights" in capsys.readouterr().err
     command = [str(corpus.verifier), str(corpus.drafter), "--output", str(tmp_path / "mean.pt")]
     assert averaging.main(command) == 2 and not (tmp_path / "mean.pt").exists()
     assert "its weights differ in name or shape" in capsys.readouterr().err
