@@ -20,8 +20,9 @@ def load_openvino(folder: Path, is_int8: bool) -> Any:
     from optimum.intel import OVModelForSeq2SeqLM, OVWeightQuantizationConfig
 
     exported = folder / ("openvino-int8" if is_int8 else "openvino")
-    # Without the hint OpenVINO computes in bfloat16 where a processor has it.
-    options: dict[str, Any] = {"ov_config": {"INFERENCE_PRECISION_HINT": "f32"}}
+    # Without the hints OpenVINO computes in bfloat16 where a processor has it, and on all cores.
+    hints = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    options: dict[str, Any] = {"ov_config": hints}
     if not exported.exists():
         rounding = {"quantization_config": OVWeightQuantizationConfig(bits=8)} if is_int8 else {}
         OVModelForSeq2SeqLM.from_pretrained(folder / "hf", export=True, **options, **rounding).save_pretrained(exported)
