@@ -27,7 +27,7 @@ PAGE = REPOSITORY / "docs" / "models.md"
 
 VOCABULARY = 60
 LANGUAGES = ("de", "en", "fr")
-SENTENCES = 34
+SENTENCES = 18
 MAX_LEN = 16
 
 

@@ -30,8 +30,8 @@ PAGES = (*RUN_ON, *(f"docs/{page}.md" for page in ("python", "index", "recipes",
 # Options added to documented trainings, to shorten them.
 SHORT = " --max-update 2 --warmup-updates 1 --cpu --num-workers 0 --max-tokens 300 --no-progress-bar"
 STOCK = (
-    "--encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 256 --decoder-embed-dim 256 --encoder-attention-heads 4"
-    " --decoder-attention-heads 4 --encoder-ffn-embed-dim 300 --decoder-ffn-embed-dim 300 --encoder-normalize-before"
+    "--encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 64 --decoder-embed-dim 64 --encoder-attention-heads 4"
+    " --decoder-attention-heads 4 --encoder-ffn-embed-dim 96 --decoder-ffn-embed-dim 96 --encoder-normalize-before"
     " --decoder-normalize-before --activation-fn gelu --dropout 0.3"
 )
 # The same for measurements: edit rates and timings take minutes.
