@@ -13,8 +13,9 @@ UNSHRUNK = settings(DETERMINISTIC, phases=[Phase.explicit, Phase.generate])
 
 
 def example_count(examples: int) -> int:
-    """Return half the number of examples, to keep test runs short, or all of them with SPEC_DEC_EXAMPLES=all."""
-    return examples if os.environ.get("SPEC_DEC_EXAMPLES") == "all" else (examples + 1) // 2
+    """Return half the number of examples, to keep test runs short; SPEC_DEC_EXAMPLES is "all", or "few" for a tenth."""
+    divisor = {"all": 1, "few": 10}.get(os.environ.get("SPEC_DEC_EXAMPLES", ""), 2)
+    return -(-examples // divisor)
 
 
 _EMBEDDINGS: list[dict[str, Any]] = [
@@ -50,6 +51,11 @@ TRANSFORMERS = _merged(
     _flag("no_scale_embedding"),
 )
 """Options of a verifier."""
+
+NATIVE = TRANSFORMERS.filter(
+    lambda o: o.get("activation_fn") != "tanh" and not {"decoder_input_dim", "decoder_output_dim"} & o.keys()
+)
+"""Options of a verifier that the compiled kernels run: others run in PyTorch."""
 
 DRAFTERS = _merged(
     st.sampled_from([{"drafter_attention": "full"}, {"drafter_attention": "prefix-causal"}]),

@@ -87,9 +87,3 @@ def test_prefixes_replace_tokens(prefixes: list[list[int]], max_len: int, seed: 
         assert forced[row].tolist() == known + best[row, len(known) :].tolist()
     state.lengths, state.host_lengths = state.lengths + max_len, [max_len] * len(prefixes)
     assert state.forced_tokens(best.size(1)) is None
-
-
-def test_no_forced_tokens_without_prefix() -> None:
-    state, best = make_state(torch.tensor([[2]]), [0], 9), torch.tensor([[4, 5]])
-    assert state.constraints.given_prefix() is None and state.forced_tokens(2) is None
-    assert state.constraints.force(best, None) is best

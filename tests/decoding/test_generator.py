@@ -4,7 +4,8 @@ import math
 import random
 import time
 from dataclasses import replace
-from itertools import chain
+from functools import cache
+from itertools import chain, takewhile
 from typing import Any
 
 import pytest
@@ -15,30 +16,16 @@ from hypothesis import strategies as st
 from fairseq_plugins.decoding.reference.drafters import Drafter
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.search.rules import TopBeta
-from fairseq_plugins.models.block_nat import BlockNat
-from tests.cases import Case, cases
+from tests.decoding.test_accepted_drafts import Batch
 from tests.errors import error_about
-from tests.learned import learned_drafter
-from tests.strategies import (
-    BLOCK_SIZES,
-    DRAFTERS,
-    FEATURE_DRAFTERS,
-    SEARCHES,
-    SOURCES,
-    TRANSFORMERS,
-    UNSHRUNK,
-    example_count,
-)
+from tests.strategies import UNSHRUNK, example_count
 from tests.support import (
     Options,
     Script,
     ScriptedDrafter,
-    always_right,
     always_wrong,
     assert_same_output,
     decode,
-    decode_all,
-    emitted_per_iteration,
     fairseq_greedy,
     ids,
     make_drafter,
@@ -46,87 +33,14 @@ from tests.support import (
     make_sample,
     make_task,
     make_transformer,
-    right_then_wrong,
 )
 
 EOS = 2
 
 
-def ragged_prefix(sample: dict[str, Any], vocabulary: int, seed: int) -> torch.Tensor:
-    """Return prefixes of 0 to 5 words, one of them complete with EOS, padded on the right."""
-    generator = random.Random(seed)
-    rows = [[generator.randrange(4, vocabulary) for _ in range(generator.randrange(6))] for _ in sample["id"]]
-    rows[-1].append(EOS)
-    width = max(1, max(len(row) for row in rows))
-    return torch.tensor([row + [1] * (width - len(row)) for row in rows])
-
-
-@settings(UNSHRUNK, max_examples=example_count(40))
-@given(
-    case=cases([12, 40, 300], st.one_of(DRAFTERS, FEATURE_DRAFTERS)),
-    block_size=BLOCK_SIZES,
-    with_prefix=st.sampled_from([False, False, True]),
-)
-def test_greedy_and_gad_equal_fairseq(case: Case, block_size: int, with_prefix: bool) -> None:
-    prefix = {"prefix_tokens": ragged_prefix(case.sample, case.vocabulary, case.seed)} if with_prefix else {}
-    expected = case.fairseq(**prefix)
-    greedy, _ = case.decode(Options("greedy"), **prefix)
-    assert_same_output(greedy, expected)
-    drafted, stats = case.decode(Options("gad", block_size), **prefix)
-    assert_same_output(drafted, expected)
-    assert [sentence.tokens for sentence in stats] == [len(tokens) for tokens in ids(expected)]
-
-
-class Batch:
-    """Sentences of many lengths, and drafters trained on some of them."""
-
-    SOURCES = [0, 1, 33, 7, 2, 19, 0, 40, *range(24)]
-    DRAFTERS = {
-        "prefix-causal": {"drafter_attention": "prefix-causal"},
-        "full": {"drafter_attention": "full"},
-        "features": {"drafter_context": "features"},
-    }
-
-    def __init__(self) -> None:
-        self.task = make_task(100)
-        self.verifier = make_transformer(self.task, 11)
-        self.sample = make_sample(self.task, self.SOURCES)
-        self.outputs = ids(fairseq_greedy([self.verifier], self.task, self.sample, max_len_b=40))
-        self.drafters: dict[str, BlockNat] = {}
-
-    def drafter(self, kind: str) -> BlockNat:
-        if kind not in self.drafters:
-            self.drafters[kind] = learned_drafter(
-                self.task, self.verifier, self.sample, self.outputs, **self.DRAFTERS[kind]
-            )
-        return self.drafters[kind]
-
-
 @pytest.fixture(scope="module")
 def batch() -> Batch:
-    batch = Batch()
-    assert len({len(tokens) for tokens in batch.outputs}) >= 8
-    return batch
-
-
-@pytest.mark.parametrize("kind", list(Batch.DRAFTERS))
-@pytest.mark.parametrize("batch_size", [1, 7, 32])
-@pytest.mark.parametrize("block_size", [1, 3, 10, 25])
-def test_every_batch_and_block_size_gives_the_same(batch: Batch, batch_size: int, block_size: int, kind: str) -> None:
-    everything = batch.sample["net_input"]["src_tokens"]
-    # Only those that drafters were trained on: one at a time all would take too long.
-    sources = batch.SOURCES[:12] if batch_size == 1 else batch.SOURCES
-    samples = []
-    for begin in range(0, len(sources), batch_size):
-        sample = make_sample(batch.task, sources[begin : begin + batch_size])
-        width = sample["net_input"]["src_tokens"].size(1)
-        sample["net_input"]["src_tokens"] = everything[begin : begin + batch_size, -width:]
-        samples.append(sample)
-    how = Options("gad", block_size)
-    hypotheses, stats = decode_all([batch.verifier], batch.task, samples, how, batch.drafter(kind), max_len_b=40)
-    assert ids(hypotheses) == batch.outputs[: len(sources)]
-    # Drafts of 10 copies of the most frequent token would give 1.24.
-    assert emitted_per_iteration(stats) > {1: 1.15, 3: 1.25}.get(block_size, 1.3)
+    return Batch("random")
 
 
 @pytest.mark.parametrize(
@@ -141,53 +55,30 @@ def test_steps_report_every_iteration(batch: Batch, how: Options, active: int) -
     Only the loop in PyTorch drafts beyond EOS and the maximum length.
     """
     drafter = batch.drafter("features") if how.spec.name == "gad" else None
-    sizes = [len(tokens) for tokens in batch.outputs]
-    yielded = []
+    outputs, yielded = ids(batch.expected), []
     for engine in (None, Engine()):
         generator, stats = make_generator(
-            [batch.verifier], batch.task, how, drafter, engine=engine, max_len_b=40, active_sentences=active
+            [batch.model], batch.task, how, drafter, engine=engine, max_len_b=40, active_sentences=active
         )
         steps, steps_of_sentences = generator.steps(batch.sample), []
         try:
             while True:
                 steps_of_sentences.append(next(steps))
         except StopIteration as end:
-            assert ids(end.value) == batch.outputs
+            assert ids(end.value) == outputs
         of_sentences = list(zip(*steps_of_sentences, strict=True))
         for sentence, own in enumerate(of_sentences):
-            assert [token for step in own for token in step.tokens] == batch.outputs[sentence]
+            assert [token for step in own for token in step.tokens] == outputs[sentence]
             assert [len(step.tokens) for step in own if step.tokens] == stats.recorded[sentence].emitted
             assert all(step.accepted <= min(step.drafted, len(step.tokens)) for step in own)
             done = 0
             for step in own:
                 done += len(step.tokens)
-                assert step.finished == (done == sizes[sentence])
+                assert step.finished == (done == len(outputs[sentence]))
         yielded.append([[step for step in own if step.tokens] for own in of_sentences])
     assert (how.spec.name == "greedy") == all(step.drafted == 0 for own in yielded[0] for step in own)
     for kernels, loop in zip(*(chain.from_iterable(steps) for steps in yielded), strict=True):
         assert kernels == replace(loop, drafted=kernels.drafted) and kernels.drafted <= loop.drafted
-
-
-@settings(UNSHRUNK, max_examples=example_count(12))
-@given(
-    options=st.lists(TRANSFORMERS, min_size=2, max_size=3),
-    sources=SOURCES,
-    block_size=BLOCK_SIZES,
-    search=SEARCHES,
-    seed=st.integers(0, 1000),
-)
-def test_ensembles_of_different_shapes_equal_fairseqs(
-    options: list[dict[str, Any]], sources: list[int], block_size: int, search: dict[str, Any], seed: int
-) -> None:
-    task = make_task(60)
-    verifiers = [make_transformer(task, seed + index, **choice) for index, choice in enumerate(options)]
-    drafter = make_drafter(task, seed)
-    sample = make_sample(task, sources, seed)
-    expected = fairseq_greedy(verifiers, task, sample, **search)
-    drafted, _ = decode(verifiers, task, sample, Options("gad", block_size), drafter, **search)
-    assert_same_output(drafted, expected)
-    greedy, _ = decode(verifiers, task, sample, Drafter(), **search)
-    assert_same_output(greedy, expected)
 
 
 SOURCE_LENGTHS = [0, 3, 30, 7, 12, 1, 22]
@@ -196,78 +87,57 @@ SOURCE_LENGTHS = [0, 3, 30, 7, 12, 1, 22]
 class Known:
     """A verifier, a batch and fairseq's output for it."""
 
-    def __init__(self, **search: Any) -> None:
-        self.search = {"max_len_b": 40, **search}
+    def __init__(self, max_len: int) -> None:
+        self.search = {"max_len_b": max_len, "min_len": min(1, max_len)}
         self.task = make_task(100)
         self.verifier = make_transformer(self.task, 8, share_decoder_input_output_embed=True)
         self.sample = make_sample(self.task, SOURCE_LENGTHS)
         self.expected = fairseq_greedy([self.verifier], self.task, self.sample, **self.search)
         self.outputs = ids(self.expected)
 
-    def check(self, script: Script, width: int) -> list[int]:
-        """Decode with a scripted drafter, compare with fairseq; return the iterations of every sentence."""
-        drafted, stats = decode([self.verifier], self.task, self.sample, ScriptedDrafter(script, width), **self.search)
-        assert_same_output(drafted, self.expected)
-        return [sentence.iterations for sentence in stats]
 
-    @property
-    def lengths(self) -> list[int]:
-        return [len(tokens) for tokens in self.outputs]
+known_outputs = cache(Known)
 
 
 @pytest.fixture(scope="module")
 def known() -> Known:
-    known = Known()
-    assert len(set(known.lengths)) >= 4 and min(known.lengths) < 10 and max(known.lengths) > 20
-    return known
+    lengths = [len(tokens) for tokens in known_outputs(40).outputs]
+    assert len(set(lengths)) >= 4 and min(lengths) < 10 and max(lengths) > 20
+    return known_outputs(40)
 
 
-@pytest.mark.parametrize("width", [1, 3, 10, 25])
-def test_wrong_drafts_add_no_token_and_right_ones_all(known: Known, width: int) -> None:
-    assert known.check(always_wrong(known.outputs), width) == known.lengths
-    assert known.check(always_right(known.outputs), width) == [math.ceil(n / (width + 1)) for n in known.lengths]
+@settings(UNSHRUNK, max_examples=example_count(120))
+@given(
+    width=st.integers(1, 25),
+    max_len=st.sampled_from([0, 1, 2, 3, 5, 11, 12, 40, 40, 40]),
+    most_right=st.sampled_from([0, 1, 7, 99]),
+    ends=st.sampled_from([[], [EOS] * 25, [5, 6, EOS, 7] * 7]),
+    seed=st.integers(0, 999),
+)
+def test_drafts_add_the_tokens_that_are_right(
+    width: int, max_len: int, most_right: int, ends: list[int], seed: int
+) -> None:
+    """Each iteration adds the right tokens at the beginning of its draft, up to EOS, and the verifier's own token."""
+    known, planned = known_outputs(max_len), {}
 
+    def script(sentence: int, done: int, room: int) -> list[int]:
+        generator = random.Random(f"{seed} {sentence} {done}")
+        right = known.outputs[sentence][done:][: generator.randint(0, most_right)]
+        wrong = always_wrong(known.outputs)(sentence, done + len(right), 1)
+        planned[sentence, done] = [*right, *(ends or wrong)][: generator.choice([room, generator.randint(0, room)])]
+        return planned[sentence, done]
 
-@pytest.mark.parametrize("width", [1, 4, 25])
-def test_eos_drafted_everywhere(known: Known, width: int) -> None:
-    # Right at EOS only, which the verifier's own token would have added in the same iteration.
-    assert known.check(lambda sentence, done, room: [EOS] * room, width) == known.lengths
-
-
-def test_tokens_after_a_right_eos_are_ignored(known: Known) -> None:
-    def script(sentence: int, done: int, width: int) -> list[int]:
-        return (known.outputs[sentence][done:] + [5, 6, EOS, 7] * width)[:width]
-
-    assert known.check(script, 10) == [math.ceil(n / 11) for n in known.lengths]
-
-
-@pytest.mark.parametrize("right", [0, 1, 2, 5, 7])
-def test_right_then_wrong(known: Known, right: int) -> None:
-    gain = min(right, 7) + 1
-    assert known.check(right_then_wrong(known.outputs, right), 7) == [math.ceil(n / gain) for n in known.lengths]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_ragged_drafts(known: Known, seed: int) -> None:
-    generator = random.Random(seed)
-
-    def script(sentence: int, done: int, width: int) -> list[int]:
-        correct = always_right(known.outputs) if generator.random() < 0.7 else always_wrong(known.outputs)
-        return correct(sentence, done, generator.randint(0, width))
-
-    iterations = known.check(script, 9)
-    assert all(count <= length for count, length in zip(iterations, known.lengths, strict=True))
-    assert sum(iterations) < sum(known.lengths)
-
-
-@pytest.mark.parametrize("max_len", [0, 1, 2, 3, 4, 5, 11, 12, 13])
-@pytest.mark.parametrize("width", [1, 4, 10])
-def test_length_limit_inside_a_block(max_len: int, width: int) -> None:
-    limited = Known(max_len_b=max_len, min_len=min(1, max_len))
-    assert max(limited.lengths) == max_len + 1
-    expected = [math.ceil(n / (width + 1)) for n in limited.lengths]
-    assert limited.check(always_right(limited.outputs), width) == expected
-    assert limited.check(always_wrong(limited.outputs), width) == limited.lengths
+    drafter = ScriptedDrafter(script, width)
+    drafted, stats = decode([known.verifier], known.task, known.sample, drafter, **known.search)
+    assert_same_output(drafted, known.expected)
+    for sentence, output in enumerate(known.outputs):
+        emitted: list[int] = []
+        while sum(emitted) < len(output):
+            left = output[sum(emitted) :]
+            pairs = zip(planned[sentence, sum(emitted)], left, strict=False)
+            right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            emitted.append(min(right + 1, len(left)))
+        assert stats[sentence].emitted == emitted
 
 
 @pytest.mark.parametrize("learned", [True, False])
@@ -283,15 +153,6 @@ def test_outputs_of_maximum_position(learned: bool, drafter_positions: int, bloc
     assert max(len(tokens) for tokens in ids(expected)) == 20
     drafted, _ = decode([verifier], task, sample, Options("gad", block_size), drafter, max_len_b=200)
     assert_same_output(drafted, expected)
-
-
-@settings(UNSHRUNK, max_examples=example_count(15))
-@given(case=cases(60, DRAFTERS, searches=st.just({"max_len_b": 30})), block_size=BLOCK_SIZES)
-def test_strictest_relaxation_is_gad(case: Case, block_size: int) -> None:
-    exact, exact_stats = case.decode(Options("gad", block_size))
-    strict, strict_stats = case.decode(Options("gad++", block_size, top_beta=1, tau=0.0))
-    assert_same_output(strict, exact, tolerance=0.0)
-    assert [s.emitted for s in strict_stats] == [s.emitted for s in exact_stats]
 
 
 def test_relaxed_acceptance_stays_within_fairseqs_limits(known: Known) -> None:

@@ -40,7 +40,7 @@ from fairseq_plugins.decoding.native.model import NativeWeights  # noqa: E402
 from tests.decoding.methods.test_blockwise import make_blockwise  # noqa: E402
 from tests.decoding.native import test_continuous_batch as running  # noqa: E402
 from tests.decoding.native import test_generator as batches  # noqa: E402
-from tests.decoding.native import test_model as models  # noqa: E402
+from tests.decoding.native import test_parts as models  # noqa: E402
 from tests.decoding.native.random_models import make_random, random_sizes  # noqa: E402
 from tests.decoding.native.weight_formats import FORMATS  # noqa: E402
 from tests.support import (  # noqa: E402

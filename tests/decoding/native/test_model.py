@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding.kernel_module import Unsupported
-from fairseq_plugins.decoding.native import kernels
 from fairseq_plugins.decoding.native import model as native_model
 from fairseq_plugins.decoding.native.model import NativeWeights
 from fairseq_plugins.decoding.reference.engine import Engine
@@ -20,9 +19,9 @@ from tests.decoding.native.weight_formats import FORMATS, FP16_FORMAT, HAS_FP16,
 from tests.strategies import FEATURE_DRAFTERS, UNSHRUNK, example_count
 from tests.support import (
     Options,
+    assert_same_hypotheses,
     assert_same_output,
-    decode,
-    emitted_per_iteration,
+    fairseq_beam,
     fairseq_greedy,
     make_drafter,
     make_generator,
@@ -106,27 +105,23 @@ def test_drafts_are_rounded_unless_their_scores_count(options: dict[str, Any], c
     assert literal.backend.name == "torch" and "--accept-score drafter" in literal.backend.reason
 
 
-def test_rounded_drafts_are_as_good() -> None:
-    task = make_task(9)
-    verifier = make_transformer(task, 1)
-    drafter = make_drafter(task, 2, verifier=verifier, drafter_context="features")
-    sample = make_sample(task, [4, 0, 12, 7, 20, 3], 1)
-    for fp32_drafts in (True, False):
-        how = Options("gad", 12, fp32_drafts=fp32_drafts)
-        _, stats = decode([verifier], task, sample, how, drafter, max_len_b=30, min_len=20)
-        assert emitted_per_iteration(stats) > 1.6
-
-
-@settings(UNSHRUNK, max_examples=example_count(25))
-@given(case=cases(50, FEATURE_DRAFTERS), packed=st.booleans())
-def test_wide_weights_give_the_same(case: Case, packed: bool) -> None:
-    """Compare unpacked and packed weights; tests/decoding/native/test_native_backend.py tests narrow models."""
-    how = Options("gad", 4, fp32_drafts=True)
+@settings(UNSHRUNK, max_examples=example_count(30))
+@given(case=cases([50, 1100], FEATURE_DRAFTERS), kind=st.sampled_from(["rows", "panels", "halves"]))
+def test_wide_weights_give_the_same(chosen_formats: list[Any], case: Case, kind: str) -> None:
+    """Unpacked, packed, and packed in the halves that hold them exactly; other tests have narrow models."""
+    for model in (case.verifier, case.drafter) if kind == "halves" else ():
+        model.half().float()
+    wide = {"rows": FORMATS.ROWS, "panels": FORMATS.PANELS, "halves": FP16_FORMAT}[kind]
     with mock.patch.object(native_model, "NARROW", 0):
-        ours, stats = case.decode(how, engine=NativeWeights(packed))
-    assert_same_output(ours, case.fairseq())
-    _, expected = case.decode(how, engine=Engine())
-    assert [sentence.emitted for sentence in stats] == [sentence.emitted for sentence in expected]
+        for how in (Options("gad", 4, fp32_drafts=True), Options("jacobi"), Options("fast-beam")):
+            chosen_formats.clear()
+            beam = 4 if how.spec.searches_beams else 1
+            ours, stats = case.decode(how, engine=NativeWeights(kind != "rows"), beam_size=beam)
+            assert_same_hypotheses(ours, fairseq_beam([case.verifier], case.task, case.sample, beam, **case.search))
+            assert not chosen_formats or wide in chosen_formats
+            if how.spec.name == "gad":
+                _, expected = case.decode(how, engine=Engine())
+                assert [sentence.emitted for sentence in stats] == [sentence.emitted for sentence in expected]
 
 
 def test_weights_outlive_the_parameters_that_they_were_read_from() -> None:
@@ -196,130 +191,3 @@ def test_weights_of_other_types_or_elsewhere(convert: Callable[[Tensor], Tensor]
         weights.linear((convert(torch.ones(4, 4)), None))
     with pytest.raises(Unsupported, match="the weights are in"):
         weights.linear((torch.ones(4, 4), convert(torch.ones(4))))
-
-
-# ------------------------------------------------------------------- parts that do not fit each other are refused
-
-
-def decoder_parts() -> dict[str, Any]:
-    """Return the constructor arguments of a decoder with two layers of width 16."""
-    model = make_transformer(make_task(30), 1, decoder_learned_pos=True)
-    made: dict[str, Any] = {}
-    weights = NativeWeights()
-    real = weights.module.transformer
-
-    def spy(layers: Any, embedding: Any, scale: Any, positions: Any, **more: Any) -> Any:
-        made.update(layers=layers, embedding=embedding, scale=scale, positions=positions, **more)
-        return real(layers, embedding, scale, positions, **more)
-
-    with mock.patch.object(weights.module, "transformer", spy):
-        weights.decoder(model.decoder)
-    return made
-
-
-def _with_layer(parts: dict[str, Any], **changes: Any) -> None:
-    """Return a change of the first layer's fields; None removes one."""
-    before, layer = parts["layers"][0], kernels().Layer()
-    for name in (name for name in dir(layer) if not name.startswith("_")):
-        value = changes.get(name, getattr(before, name))
-        if value is not None:
-            setattr(layer, name, value)
-    parts["layers"][0] = layer
-
-
-def _linear(inputs: int, outputs: int) -> Any:
-    return NativeWeights().linear((torch.ones(outputs, inputs), None))
-
-
-def _norm(width: int) -> Any:
-    return kernels().Norm(torch.ones(width), torch.zeros(width), 1e-5)
-
-
-# (change, error message)
-LAYER_FLAWS: list[tuple[Callable[[dict[str, Any]], None], str]] = [
-    (lambda parts: parts.update(layers=[]), "without layers"),
-    (lambda parts: parts.update(embedding=torch.ones(0, 16)), "vocabulary is empty"),
-    (lambda parts: parts.update(embedding=torch.ones(30, 12)), "another width"),
-    (lambda parts: parts.update(positions=torch.ones(9, 12)), "another width"),
-    (lambda parts: parts.update(projection=_linear(12, 30)), "the projection does not fit the width"),
-    (lambda parts: parts.update(final_norm=_norm(12)), "a normalisation has another width"),
-    (lambda parts: parts.update(embedding_norm=_norm(17)), "a normalisation has another width"),
-    (lambda parts: _with_layer(parts, heads=3), "the heads do not divide the width"),
-    (lambda parts: _with_layer(parts, heads=0), "the heads do not divide the width"),
-    (lambda parts: _with_layer(parts, heads=-4), "the heads do not divide the width"),
-    (lambda parts: _with_layer(parts, self_norm=_norm(12)), "a normalisation has another width"),
-    (lambda parts: _with_layer(parts, cross_norm=kernels().Norm()), "a normalisation has another width"),
-    (lambda parts: _with_layer(parts, cross_query=None), "only some layers have cross-attention"),
-    (lambda parts: _with_layer(parts, cross_out=_linear(16, 12)), "cross_out is 16 by 12"),
-    (lambda parts: _with_layer(parts, cross_out=None), "cross_out is missing"),
-    (lambda parts: _with_layer(parts, cross_key_value=None), "cross_key_value is missing"),
-    (lambda parts: _with_layer(parts, cross_key_value=_linear(16, 16)), "cross_key_value is 16 by 16"),
-    (lambda parts: _with_layer(parts, self_qkv=_linear(16, 16)), "self_qkv is 16 by 16"),
-    (lambda parts: _with_layer(parts, self_qkv=None), "self_qkv is missing"),
-    (lambda parts: _with_layer(parts, fc1=None), "fc1 is missing"),
-    (lambda parts: _with_layer(parts, fc2=_linear(7, 16)), "fc2 is 7 by 16"),
-]
-
-
-@pytest.mark.parametrize(("change", "message"), LAYER_FLAWS)
-def test_layers_that_do_not_fit_each_other(change: Callable[[dict[str, Any]], None], message: str) -> None:
-    parts = decoder_parts()
-    assert kernels().transformer(**parts) is not None
-    change(parts)
-    with pytest.raises(ValueError, match=message):
-        kernels().transformer(**parts)
-
-
-PATH = {
-    "ids": torch.arange(30),
-    "before": torch.ones(30, 4),
-    "after": (4, 30),
-    "gru_hidden": (16, 15),
-    "gru_token": (4, 15),
-    "gru_recurrent": (5, 15),
-    "to_rank": (5, 4),
-}
-
-
-PATH_FLAWS: list[tuple[dict[str, Any], str]] = [
-    ({"ids": torch.arange(29)}, "scores are of other tokens"),
-    ({"before": None}, "scores are of other tokens"),
-    ({"before": torch.ones(30, 5)}, "another width"),
-    ({"ids": torch.arange(1, 31)}, "an unknown token"),
-    ({"ids": torch.arange(30) - 1}, "an unknown token"),
-    ({"gru_token": (4, 12)}, "do not fit each other"),
-    ({"gru_token": (3, 15)}, "do not fit each other"),
-    ({"gru_recurrent": (5, 12)}, "do not fit each other"),
-    ({"gru_recurrent": (4, 15)}, "do not fit each other"),
-    ({"to_rank": (4, 4)}, "do not fit each other"),
-    ({"to_rank": (5, 3)}, "do not fit each other"),
-    ({"ids": torch.arange(0), "after": None}, "a path has no tokens"),
-    ({"after": None}, "do not fit each other"),
-    ({"gru_token": None}, "do not fit each other"),
-    ({"gru_hidden": None}, "do not fit each other"),
-]
-
-
-def make_path(**parts: Any) -> Any:
-    """Return a path; a pair of numbers stands for a layer with these numbers of inputs and outputs."""
-    return kernels().Path(**{name: _linear(*x) if isinstance(x, tuple) else x for name, x in parts.items()})
-
-
-@pytest.mark.parametrize(("changes", "message"), PATH_FLAWS)
-def test_paths_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
-    assert make_path(**PATH) is not None
-    with pytest.raises(ValueError, match=message):
-        make_path(**{**PATH, **changes})
-
-
-def test_masks_that_do_not_fit() -> None:
-    weights = kernels().MaskWeights
-    assert weights(torch.ones(16), None, None) is not None
-    assert weights(torch.ones(16), _linear(16, 16), torch.ones(9, 16)) is not None
-    for arguments in (
-        (torch.ones(16), _linear(16, 12), torch.ones(9, 16)),
-        (torch.ones(16), _linear(16, 16), None),
-        (torch.ones(16), _linear(16, 16), torch.ones(9, 12)),
-    ):
-        with pytest.raises(ValueError, match="another width|do not fit each other"):
-            weights(*arguments)

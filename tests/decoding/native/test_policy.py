@@ -13,21 +13,15 @@ from fairseq_plugins.decoding.backends import choose_backend
 from fairseq_plugins.decoding.native import kernels
 from fairseq_plugins.decoding.trained_drafter import store_survival
 from fairseq_plugins.models.block_nat.decoder import SURVIVAL_BINS
+from tests.decoding.test_lossless import linear
 from tests.learned import learned_drafter
 from tests.strategies import (
     DETERMINISTIC,
-    DRAFTERS,
-    FEATURE_DRAFTERS,
-    SOURCES,
-    TRANSFORMERS,
-    UNSHRUNK,
     example_count,
-    fitting,
 )
 from tests.support import (
     Options,
     assert_same_output,
-    decode,
     fairseq_greedy,
     ids,
     make_drafter,
@@ -41,11 +35,6 @@ WIDTH = 6
 BINS = SURVIVAL_BINS
 # Seconds of a step by its number of sentences, with which drafts save time only for a sentence that is alone.
 DEAR_ALONE = {1.0: 9.0, 2.0: 0.01, 100.0: 0.02}
-
-
-def linear(first: float, further: float) -> dict[float, float]:
-    """A cost table: seconds of a call with one row, and of every further row."""
-    return {1.0: first, 101.0: first + 100 * further}
 
 
 def make_policy(
@@ -73,27 +62,19 @@ def drafts_with_rate(rate: float, count: int = 1000, width: int = WIDTH) -> tupl
     return drafted, accepted
 
 
-def test_bins_are_those_of_the_kernels() -> None:
-    assert kernels().BINS == SURVIVAL_BINS
-
-
-def test_certain_drafts_with_free_rows_are_as_long_as_possible() -> None:
-    policy = make_policy(draft=(0.1, 0.0), verify=(1.0, 0.0))
-    policy.learn(*drafts_with_rate(0.99))
+@pytest.mark.parametrize(
+    ("rate", "step", "draft", "verify", "width"),
+    [
+        (0.99, (1.0, 0.1), (0.1, 0.0), (1.0, 0.0), WIDTH),  # certain drafts, with free rows
+        (0.01, (1.0, 0.1), (0.2, 0.02), (1.0, 0.1), None),  # rejected drafts
+        (0.95, (1.0, 1.0), (0.2, 0.02), (1.0, 1.0), None),  # rows that cost as much as a step
+    ],
+)
+def test_drafts_that_pay(rate: float, step: tuple, draft: tuple, verify: tuple, width: int | None) -> None:
+    policy = make_policy(step, draft, verify)
+    policy.learn(*drafts_with_rate(rate))
     plan = policy.plan(1)
-    assert plan.is_faster and plan.width == WIDTH
-
-
-def test_rejected_drafts_do_not_pay() -> None:
-    policy = make_policy()
-    policy.learn(*drafts_with_rate(0.01))
-    assert not policy.plan(1).is_faster
-
-
-def test_rows_that_cost_as_much_as_a_step_do_not_pay() -> None:
-    policy = make_policy(step=(1.0, 1.0), verify=(1.0, 1.0))
-    policy.learn(*drafts_with_rate(0.95))
-    assert not policy.plan(1).is_faster
+    assert plan.is_faster == (width is not None) and width in (None, plan.width)
 
 
 def test_a_large_batch_verifies_fewer_tokens_than_a_small_one() -> None:
@@ -202,43 +183,6 @@ def test_start_of_a_sentence_counts_against_short_outputs() -> None:
     assert policy.plan(1).is_faster and not policy.should_draft(1, 10)
 
 
-@settings(UNSHRUNK, max_examples=example_count(25))
-@given(
-    options=TRANSFORMERS,
-    drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),
-    sources=SOURCES,
-    seed=st.integers(0, 1000),
-    step=st.floats(0.5, 20),
-    row=st.floats(0, 1),
-    further=st.floats(0, 1),
-    is_late=st.booleans(),
-)
-def test_output_is_fairseqs_whatever_is_drafted(
-    options: dict[str, Any],
-    drafter_options: dict[str, Any],
-    sources: list[int],
-    seed: int,
-    step: float,
-    row: float,
-    further: float,
-    is_late: bool,
-) -> None:
-    """Dear steps make it draft, dear rows make it verify little, a step that is dear alone starts it late."""
-    task = make_task(40)
-    verifier = make_transformer(task, seed, **options)
-    drafter = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options))
-    sample = make_sample(task, sources, seed)
-    expected = fairseq_greedy([verifier], task, sample, max_len_b=30)
-    how = Options("gad", 12, fixed_width=False)
-    generator, _ = make_generator([verifier], task, how, drafter, max_len_b=30)
-    if generator.backend.name == "native":
-        steps = DEAR_ALONE if is_late else linear(step, row)
-        costs = kernels().Costs(steps, linear(0.1, further / 10), linear(1.0, row))
-        generator.backend.method.policy.costs = costs
-    for _ in range(2):
-        assert_same_output(generator.generate([verifier], sample), expected)
-
-
 @pytest.fixture(scope="module")
 def learned() -> tuple[Any, Any, Any, Any]:
     """A task, a verifier, a batch, and a drafter that knows some of its outputs."""
@@ -332,34 +276,6 @@ def test_costs_are_profiled_when_the_generator_is_built(learned: tuple) -> None:
     assert 0 < costs.prepare < 1
 
 
-def test_costs_of_long_drafts_are_profiled(learned: tuple) -> None:
-    """Copies have up to 32 tokens, which cost nothing before they are verified; a drafter that helps out has a cost."""
-    task, verifier, _, drafter = learned
-    costs = {}
-    for width, fallback in ((32, "none"), (20, "none"), (32, "gad")):
-        how = Options("reuse", width, fixed_width=False, iad_fallback=fallback)
-        model = drafter if fallback == "gad" else None
-        policy = choose_backend(how.spec, how.options, how.context([verifier], model, task)).method.policy
-        costs[width, fallback] = policy.costs
-        longest = 31 if width == 32 else 15
-        rows = [1 + tokens for tokens in (0, 1, 3, 7, 15, 31) if tokens <= longest]
-        assert sorted({*rows, 32}) == list(policy.costs.verify)
-    alone, helped = (costs[32, fallback].draft[31] for fallback in ("none", "gad"))
-    assert helped > 2 * alone
-
-
-def test_its_drafts_are_accepted(learned: tuple) -> None:
-    """With dear steps drafts pay, and save iterations."""
-    task, verifier, sample, drafter = learned
-    how = Options("gad", 5, fixed_width=False)
-    generator, stats = make_generator([verifier], task, how, drafter, max_len_b=40)
-    generator.backend.method.policy.costs = kernels().Costs(linear(9.0, 0), linear(1e-3, 0), linear(1.0, 0))
-    found = generator.generate([verifier], sample)
-    plain, undrafted = decode([verifier], task, sample, Options("greedy"), max_len_b=40)
-    assert ids(found) == ids(plain)
-    assert stats.iterations < sum(sentence.iterations for sentence in undrafted)
-
-
 @pytest.mark.parametrize(("prepare", "starts"), [(0.0, True), (1e6, False)])
 def test_sentence_that_is_left_over_starts_to_draft(prepare: float, starts: bool) -> None:
     """Drafts save time only for a sentence that is alone. It starts then, if the start does not cost too much."""
@@ -378,3 +294,70 @@ def test_sentence_that_is_left_over_starts_to_draft(prepare: float, starts: bool
     emitted = max(decoded.emitted, key=sum)
     assert set(emitted[:shorter]) == {1}
     assert (max(emitted[shorter:]) > 1) == starts
+
+
+# Drafters without a checkpoint start without counts.
+METHODS: list[tuple[str, dict[str, Any]]] = [
+    ("iad", {}),
+    ("iad", {"iad_lookup": "recent"}),
+    ("reuse", {}),
+    ("jacobi", {}),
+    ("jacobi", {"jacobi_pool": True, "jacobi_init": "source"}),
+    ("gs-jacobi", {"block_size": 3}),
+    ("hybrid-jacobi", {"jacobi_length": 7, "jacobi_pool": True}),
+]
+
+
+def test_later_positions_are_reached_less_often() -> None:
+    """Positions that no draft has been long enough for promise nothing if no draft reaches those before them."""
+    policy = make_policy(draft=(1e-3, 0.0))
+    drafted = numpy.zeros((2, *drafts_with_rate(0.5)[0].shape))
+    drafted[0, 0, 0] = 500
+    policy.learn(*drafted)
+    assert policy.plan(1).rate < 1.05 * policy.plan(1).greedy_rate
+
+
+def test_few_sentences_draft_before_there_are_counts() -> None:
+    policy = make_policy(draft=(1e-3, 0.0), verify=(1.0, 1e-3))
+    assert policy.plan(4).is_faster, "the prior is optimistic"
+    assert [policy.should_draft(4, 10) for _ in range(4)] == [True, True, False, False]
+    policy.learn(*drafts_with_rate(0.9, count=1))
+    assert all(policy.should_draft(4, 10) for _ in range(4))
+
+
+@pytest.mark.parametrize("can_be_free", [True, False])
+def test_dear_drafter_does_not_forbid_copies_before_it(can_be_free: bool) -> None:
+    """A drafter that drafts where nothing can be copied has a cost. Copies have none, which is learned."""
+    task = make_task(60)
+    verifier = make_transformer(task, 2)
+    sample = make_sample(task, [9, 4, 12, 7])
+    expected = fairseq_greedy([verifier], task, sample, max_len_b=30)
+    sample["drafts"] = [[hypotheses[0]["tokens"].tolist()] for hypotheses in expected]
+    how = Options("reuse", fixed_width=False, iad_fallback="gad")
+    generator, stats = make_generator([verifier], task, how, make_drafter(task, 3), max_len_b=30)
+    costs = kernels().Costs(linear(1.0, 0), linear(99.0, 0), linear(1.0, 0), can_be_free=can_be_free)
+    generator.backend.method.policy.costs = costs
+    for _ in range(2):
+        assert_same_output(generator.generate([verifier], sample), expected)
+    tokens, last = sum(len(row[0]["tokens"]) for row in expected), stats.recorded[-len(expected) :]
+    iterations = sum(sentence.iterations for sentence in last)
+    assert iterations < tokens / 5 if can_be_free else iterations == tokens
+
+
+@pytest.mark.parametrize(("name", "options"), METHODS, ids=lambda value: str(value))
+def test_drafts_end_where_rows_cost_as_much_as_steps(name: str, options: dict[str, Any]) -> None:
+    """After a few trials, sentences decode as with `greedy`."""
+    task = make_task(60)
+    verifier = make_transformer(task, 2)
+    sample = make_sample(task, [9, 4, 12, 7, 20, 15, 3, 30])
+    if name == "reuse":
+        sample["drafts"] = [[row.tolist()] for row in sample["net_input"]["src_tokens"]]
+    generator, stats = make_generator([verifier], task, Options(name, fixed_width=False, **options), max_len_b=30)
+    costs = kernels().Costs(linear(1.0, 1.0), linear(1e-3, 0), linear(1.0, 1.0))
+    generator.backend.method.policy.costs = costs
+    for _ in range(4):
+        generator.generate([verifier], sample)
+    last = stats.recorded[-len(sample["id"]) :]
+    assert generator.backend.method.policy.counts()[0][0] > 0, "nothing was tried"
+    assert sum(sum(sentence.emitted) for sentence in last) <= 1.05 * sum(sentence.iterations for sentence in last)
+    assert not generator.backend.method.policy.plan(8).is_faster

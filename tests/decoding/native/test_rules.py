@@ -154,17 +154,6 @@ def test_relaxed_rules_accept_more(rule: Callable[[], Any], more: float) -> None
     assert counts[1] > more * counts[0]
 
 
-def test_distances_of_unknown_symbols() -> None:
-    """Symbols beyond the end of the list of values are words."""
-    task = make_task(VOCABULARY)
-    model = make_transformer(task, 3)
-    sample = make_sample(task, SOURCES)
-    drafts = torch.randint(0, VOCABULARY, (3, 60))
-    expected = fairseq_greedy([model], task, sample, max_len_b=20)
-    rule = kernels().accept_within_distance(100.0, torch.zeros(1))
-    assert_same_output(run_replayed(model, task, sample, drafts, rule, max_len_b=20)[0], expected)
-
-
 @settings(UNSHRUNK, max_examples=example_count(80))
 @given(
     size=st.integers(5, 300),

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import fairseq_plugins.decoding.native
 from fairseq_plugins.decoding.native.model import NativeWeights
-from tests.decoding.native.random_models import make_random, random_sizes
+from tests.decoding.native.random_models import make_random
 from tests.strategies import UNSHRUNK, example_count
 from tests.support import Options, ids, make_drafter, make_generator, make_sample, make_task, make_transformer, scores
 
@@ -90,33 +90,6 @@ def test_results_do_not_depend_on_threads(cases: list[Case], index: int, seed: i
         torch.set_num_threads(count)
         results.append(cases[index].run(sample))
     assert results[0] == results[1] == results[2]
-
-
-@settings(UNSHRUNK, max_examples=example_count(20))
-@given(
-    how=st.sampled_from([Options("greedy"), Options("jacobi"), Options("fast-beam")]),
-    vocabulary=st.sampled_from([8, 67, 1100]),
-    batch=st.sampled_from([1, 5, 40]),
-    seed=st.integers(0, 2**20),
-)
-def test_models_of_any_size(how: Options, vocabulary: int, batch: int, seed: int) -> None:
-    case = make_case(how, vocabulary, random_sizes(random.Random(seed)))
-    sample, results = case.sample(seed, batch), []
-    for count in (1, 3):
-        torch.set_num_threads(count)
-        results.append(case.run(sample))
-    assert results[0] == results[1]
-
-
-@pytest.mark.parametrize("index", [1, 2, 4, 5, 6])
-@pytest.mark.parametrize("batch", [1, 7, 32])
-def test_wide_models_are_shared_out(cases: list[Case], index: int, batch: int) -> None:
-    """Threads share the sentences of a batch, and the outputs of layers for a single sentence."""
-    before = len(os.listdir("/proc/self/task"))
-    torch.set_num_threads(3)
-    cases[index].run(cases[index].sample(0, batch))
-    # An earlier test may have created the pool.
-    assert len(os.listdir("/proc/self/task")) >= max(before, 3)
 
 
 @pytest.mark.timeout(120)

@@ -144,6 +144,16 @@ def test_jacobi_in_the_worst_case_takes_an_iteration_per_token(settings: dict[st
     assert blocks_of(drafter, [*range(50, 66), 2], output, wish, task) == [1] * len(output)
 
 
+def test_jacobi_blocks() -> None:
+    # A verifier that ignores its input converges one iteration later than with a right first guess.
+    source, output = [5] * 5 + [2], [10, 11, 12, 13, 14, 2]
+    assert blocks_of(JacobiDrafter(1, None, None, 1), source, output) == [1, 5]
+    assert blocks_of(JacobiDrafter(1, 3, None, 1), source, output) == [1, 2, 1, 2]
+    assert blocks_of(JacobiDrafter(1, 3, 3, 1), source, output) == [1, 2, 1, 1, 1]
+    assert blocks_of(JacobiDrafter(1, 1, None, 1), source, output) == [1] * 6
+    assert blocks_of(JacobiDrafter(1, None, None, None), output, output) == [6]
+
+
 @settings(DETERMINISTIC, max_examples=example_count(60))
 @given(
     output=st.lists(st.integers(4, 9), min_size=1, max_size=20),

@@ -25,13 +25,6 @@ def test_counts_by_hand() -> None:
     ]
 
 
-def test_calibrated_probabilities_have_no_error() -> None:
-    said = torch.tensor([0.75] * 4 + [0.25] * 4)
-    right = torch.tensor([True, True, True, False, True, False, False, False])
-    assert Reliability.of(said, right).error == pytest.approx(0, abs=1e-12)
-    assert Reliability.of(said, ~right).error == pytest.approx(0.5)
-
-
 def test_no_tokens() -> None:
     counts = Reliability.of(torch.zeros(0), torch.zeros(0, dtype=torch.bool))
     assert (counts.total, counts.error, counts.points(), counts.rows()) == (0, 0.0, [], [])

@@ -24,9 +24,8 @@ from fairseq_plugins.decoding.reference.search.rules import accept_all
 from fairseq_plugins.decoding.reference.state import DecodingState, Draft
 from fairseq_plugins.decoding.reference.verifier import DrafterIsVerifier
 from fairseq_plugins.errors import ConfigurationError
-from tests.decoding.methods.test_blockwise import make_blockwise
+from tests.decoding.test_accepted_drafts import Batch
 from tests.errors import error_about, refused
-from tests.learned import learned_drafter, learned_rewriter
 from tests.support import (
     Options,
     ScriptedDrafter,
@@ -84,11 +83,12 @@ def traced(
 
 
 def assert_consistent(trace: Trace, hypotheses: list, lengths: list[int] = LENGTHS) -> None:
-    """Drafts and verifier tokens of the iterations give the output, and scores equal the generator's."""
+    """Drafts and verifier tokens of the iterations give the output, and scores, which are short, the generator's."""
     assert [sentence.output for sentence in trace.sentences] == ids(hypotheses)
     for sentence, expected, length in zip(trace.sentences, scores(hypotheses), lengths, strict=True):
         assert len(sentence.source) == length + 1
         torch.testing.assert_close(torch.tensor(sentence.log_probs), expected, rtol=0, atol=1e-4)
+        assert all(math.isfinite(score) and len(str(score)) <= 9 for score in sentence.log_probs)
         together, their_log_probs = [], []
         for note in sentence.iterations:
             together += note.draft[: note.accepted]
@@ -166,69 +166,46 @@ def test_relaxed_tokens_are_top_beta(tmp_path: Path, task: Any, verifier: Any) -
                 assert gap == 0 if agrees else 0 <= gap <= 50
 
 
-class Rewriting:
-    """A model that copies its input except for a few words, and a drafter trained on its output."""
-
-    def __init__(self, task: Any) -> None:
-        self.sample = make_sample(task, LENGTHS)
-        self.verifier = learned_rewriter(task, self.sample)
-        outputs = ids(fairseq_greedy([self.verifier], task, self.sample, max_len_b=20))
-        self.drafter = learned_drafter(task, self.verifier, self.sample, outputs, updates=250, block_size=6)
-
-
-@pytest.fixture(scope="module")
-def rewriting(task: Any) -> Rewriting:
-    return Rewriting(task)
-
-
 def drafted_tokens(trace: Trace) -> int:
     """Return the number of drafted tokens in the output."""
     return sum(note.accepted for sentence in trace.sentences for note in sentence.iterations)
 
 
+@pytest.fixture(scope="module")
+def known() -> dict[str, Batch]:
+    return {kind: Batch(kind) for kind in ("random", "rewriter", "heads", "few words")}
+
+
 @pytest.mark.parametrize(
-    ("options", "expected", "least"),
+    ("options", "kind", "drafter", "expected"),
     [
-        (Options("greedy"), {"verifier"}, 0),
-        (Options("gad", block_size=6), {"top-1", "verifier"}, 12),
-        (Options("gad", block_size=6, fixed_width=False), {"top-1", "verifier"}, 12),
-        (Options("iad"), {"source copy", "verifier"}, 14),
-        (Options("iad", iad_fallback="gad", block_size=6), {"source copy", "top-1", "verifier"}, 15),
-        (Options("nat", block_size=6), {"unverified"}, 20),
+        (Options("greedy"), "random", None, {"verifier"}),
+        (Options("gad", block_size=6), "random", "tokens", {"top-1", "verifier"}),
+        (Options("gad", block_size=6, fixed_width=False), "random", "tokens", {"top-1", "verifier"}),
+        (Options("iad"), "rewriter", None, {"source copy", "verifier"}),
+        (Options("iad", 6, iad_fallback="gad"), "random", "tokens", {"source copy", "top-1", "verifier"}),
+        (Options("reuse", 6), "random", None, {"reused draft", "verifier"}),
+        (Options("nat", block_size=6), "random", "tokens", {"unverified"}),
+        (Options("jacobi"), "few words", None, {"fixed point", "verifier"}),
+        (Options("gs-jacobi", block_size=4), "few words", None, {"fixed point", "verifier"}),
+        (Options("hybrid-jacobi", jacobi_length=12), "few words", None, {"fixed point", "verifier"}),
+        (Options("blockwise"), "heads", None, {"head", "verifier"}),
+        (Options("blockwise", top_beta=8, tau=50.0), "heads", None, {"head", "relaxed", "verifier"}),
     ],
-    ids=lambda value: " ".join(sorted(value)) if isinstance(value, set) else str(value),
+    ids=str,
 )
 def test_every_drafter_has_its_reasons(
-    tmp_path: Path, task: Any, rewriting: Rewriting, options: Options, expected: set[str], least: int
+    tmp_path: Path, known: dict[str, Batch], options: Options, kind: str, drafter: str | None, expected: set[str]
 ) -> None:
-    model = rewriting.drafter if options.spec.needs_drafter(options.options) else None
-    trace, hypotheses = traced(tmp_path / "t", task, rewriting.verifier, rewriting.sample, options, model)
-    assert_consistent(trace, hypotheses)
-    assert reasons(trace) == expected
-    assert drafted_tokens(trace) >= least
-    says = [note.drafter_log_probs is not None for sentence in trace.sentences for note in sentence.iterations]
-    assert any(says) == all(says) == (options.spec.name == "gad")
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (Options("jacobi"), {"fixed point", "verifier"}),
-        (Options("gs-jacobi", block_size=4), {"fixed point", "verifier"}),
-        (Options("hybrid-jacobi", jacobi_length=12), {"fixed point", "verifier"}),
-        (Options("blockwise"), {"head", "verifier"}),
-        (Options("blockwise", top_beta=8, tau=50.0), {"head", "relaxed", "verifier"}),
-    ],
-    ids=lambda value: " ".join(sorted(value)) if isinstance(value, set) else str(value),
-)
-def test_reasons_without_a_trained_drafter(tmp_path: Path, options: Options, expected: set[str]) -> None:
-    task, model = make_blockwise(3, 9, identity_first_head=True)
-    if options.spec.name != "blockwise":
-        model = make_transformer(task, 8)
-    trace, hypotheses = traced(tmp_path / "t", task, model, make_sample(task, LENGTHS), options)
-    assert_consistent(trace, hypotheses)
-    assert reasons(trace) == expected
-    assert drafted_tokens(trace) >= 10
+    case = known[kind]
+    model = case.drafter(drafter)
+    trace, hypotheses = traced(tmp_path / "t", case.task, case.model, case.sample, options, model)
+    assert_consistent(trace, hypotheses, [length - 1 for length in case.sample["net_input"]["src_lengths"].tolist()])
+    notes = [note for sentence in trace.sentences for note in sentence.iterations]
+    assert {why for note in notes for why in note.why} == expected
+    assert sum(note.accepted for note in notes) >= (0 if options.spec.name == "greedy" else 12)
+    said = {note.drafter_log_probs is not None for note in notes if note.draft}
+    assert said <= {options.spec.name == "gad"}
 
 
 class Listening(Drafter):
@@ -312,14 +289,6 @@ def test_targets_and_ids_come_from_the_sample(tmp_path: Path, task: Any, verifie
     del sample["id"], sample["target"]
     trace, _ = traced(tmp_path / "u", task, verifier, sample, Options("greedy"))
     assert [(sentence.id, sentence.target) for sentence in trace.sentences] == [(0, None), (1, None)]
-
-
-def test_forbidden_tokens_have_no_score(tmp_path: Path, task: Any, verifier: Any) -> None:
-    sample = make_sample(task, [4])
-    drafter = ScriptedDrafter(lambda sentence, done, width: [1] * width, 3)  # padding is never allowed
-    trace, hypotheses = traced(tmp_path / "t", task, verifier, sample, drafter)
-    assert_consistent(trace, hypotheses, [4])
-    assert trace.sentences[0].iterations[0].draft_log_probs == [None] * 3
 
 
 @pytest.fixture(scope="module")
@@ -414,12 +383,6 @@ def test_nothing_to_trace(decoder: str, scores_reference: bool, is_one_run: bool
     with refused(message):
         check_traceable("t", methods.find(decoder), scores_reference, is_one_run)
     check_traceable("t", methods.find("gad"), False, True)
-
-
-def test_scores_are_short_and_finite(good: str) -> None:
-    for line in good.splitlines()[1:]:
-        record = json.loads(line)
-        assert all(math.isfinite(score) and len(str(score)) <= 9 for score in record["log_probs"])
 
 
 def test_hard_alignments_are_source_positions(tmp_path: Path, task: Any, verifier: Any) -> None:

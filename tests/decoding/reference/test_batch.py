@@ -125,16 +125,3 @@ def test_longest_sources_first_without_extra_padding() -> None:
     samples = method.verifier.samples
     assert [sample["net_input"]["src_tokens"].size(1) for sample in samples] == [6, 3, 1]
     assert [sample["id"].tolist() for sample in samples] == [[101, 103], [104, 100], [102]]
-
-
-def test_sentences_are_admitted_when_a_quarter_is_free() -> None:
-    batch, method = make_batch([3] * 12, 8)
-    sizes = []
-    for _ in range(4):
-        assert batch.admit(method)
-        sizes.append(len(batch.state.sentences))
-        # One sentence ends.
-        advance = advance_by(batch, [[EOS], *[[5]] * (len(batch.state.sentences) - 1)])
-        batch.state.append(advance)
-        batch.retire(advance, method)
-    assert sizes == [8, 7, 8, 7]

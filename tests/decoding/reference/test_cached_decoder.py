@@ -69,33 +69,6 @@ def test_steps_of_any_size_equal_fairseqs_decoder(
     assert cached.capacity - SLOT_INCREMENT < sum(cuts) <= cached.capacity
 
 
-@torch.no_grad()
-def test_ragged_steps_rolling_back_and_dropping_rows(engine: Engine) -> None:
-    task = make_task(30)
-    model = make_transformer(task, 1)
-    sample = make_sample(task, [7, 0, 3], 1)
-    tokens = torch.randint(4, 30, (3, 9), generator=torch.Generator().manual_seed(1))
-    expected = teacher_forced(model, sample, tokens)
-    cached = CachedDecoder(model.decoder, engine)
-    cached.start(model.encoder.forward_torchscript(sample["net_input"]))
-    # A wrong draft after 2, 4 and 3 right tokens ...
-    lengths = torch.tensor([2, 4, 3])
-    wrong = tokens[:, :7].clone()
-    wrong[torch.arange(7) >= lengths[:, None]] = 4
-    cached.step(wrong, Chain(torch.zeros(3, dtype=torch.long), Span(0, 0), 7))
-    # ... is overwritten from each sentence's own length.
-    slot = lengths[:, None] + torch.arange(3)
-    again = cached.project(cached.step(tokens.gather(1, slot), Chain(lengths, Span(2, 4), 3)))
-    torch.testing.assert_close(again, expected.gather(1, slot[:, :, None].expand(-1, -1, 30)), rtol=1e-4, atol=2e-5)
-    # Rows 2 and 0 go on, in this order.
-    cached.select_rows(torch.tensor([2, 0]))
-    lengths = lengths[[2, 0]] + 3
-    slot = lengths[:, None] + torch.arange(2)
-    last = cached.project(cached.step(tokens[[2, 0]].gather(1, slot), Chain(lengths, Span(5, 6), 2)))
-    expected_rows = expected[[2, 0]].gather(1, slot[:, :, None].expand(-1, -1, 30))
-    torch.testing.assert_close(last, expected_rows, rtol=1e-4, atol=2e-5)
-
-
 @settings(UNSHRUNK, max_examples=example_count(20))
 @given(options=TRANSFORMERS, sources=st.lists(st.integers(0, 12), min_size=1, max_size=4), seed=st.integers(0, 500))
 @torch.no_grad()
@@ -130,18 +103,6 @@ def test_an_output_of_another_width_than_the_shared_embedding_is_no_garbage() ->
     for decoder in ("greedy", "fast-beam"):
         with pytest.raises(RuntimeError, match="shape"):
             decode([model], task, sample, Options(decoder), max_len_b=5)
-
-
-def test_unknown_encoder_runs_as_it_is(engine: Engine) -> None:
-    task = make_task(30)
-    model = make_transformer(task, 0)
-
-    class Other(type(model.encoder)):  # type: ignore[misc]
-        def forward_embedding(self, *args: Any, **kwargs: Any) -> Any:
-            return super().forward_embedding(*args, **kwargs)
-
-    model.encoder.__class__ = Other
-    assert FusedEncoder(model.encoder, engine).layers is None
 
 
 @pytest.mark.parametrize("by_steps", [False, True])

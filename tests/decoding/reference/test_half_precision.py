@@ -1,8 +1,4 @@
-"""`--fp16` and `--bf16`: token ids equal those of our `greedy`, for any drafts and batches.
-
-Lossless decoders are compared with `greedy` one sentence at a time, ids and scores bit for bit: if sums depended on the
-shape of a step, scores would differ long before tokens do.
-"""
+"""`--fp16` and `--bf16`: on a CPU fp32 with rounded weights, on a GPU products in fixed shapes."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,164 +8,18 @@ import torch
 from fairseq.models.transformer import TransformerModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
-from fairseq_plugins.decoding.native import model as native_model
-from fairseq_plugins.decoding.native.model import NativeWeights
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.fixed_shapes import ROWS, SLOTS, attention, in_row_blocks
 from fairseq_plugins.decoding.reference.half_precision import with_rounded_weights
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
-from tests.cases import Case, cases
-from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.decoding.reference.captured.test_graphed_decoder import Recorder, graphing
-from tests.strategies import DETERMINISTIC, DRAFTERS, FEATURE_DRAFTERS, SEARCHES, SOURCES, UNSHRUNK, example_count
+from tests.decoding.test_batch_invariance import alone, bits
+from tests.strategies import DETERMINISTIC, example_count
 from tests.support import Options, decode, fairseq_greedy, ids, make_args, make_sample, make_task, make_transformer
 
 HALF_DTYPES = [torch.float16, torch.bfloat16]
-
-
-def one_by_one(sample: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the sentences of a batch one by one, without padding."""
-    samples = []
-    for number, row in enumerate(sample["net_input"]["src_tokens"]):
-        tokens = row[row != 1][None]
-        net_input = {"src_tokens": tokens, "src_lengths": torch.tensor([tokens.size(1)])}
-        samples.append({"id": torch.tensor([number]), "nsentences": 1, "ntokens": 1, "net_input": net_input})
-    return samples
-
-
-def outputs(generated: list) -> list[tuple[list[int], list[float]]]:
-    """Return ids and scores of every sentence."""
-    return [(best["tokens"].tolist(), best["positional_scores"].tolist()) for (best, *_) in generated]
-
-
-def alone(models: list, task: SpecDecTask, sample: dict[str, Any], make: Any, how: Any = None, **search: Any) -> list:
-    """Return ids and scores of every sentence, decoded one at a time, by default with `greedy`."""
-    how = how or Options("greedy")
-    return [outputs(decode(models, task, one, how, engine=make(), **search)[0])[0] for one in one_by_one(sample)]
-
-
-# Engines: the kernels and PyTorch in fp32, as on a CPU, and PyTorch in half precision, as on a GPU.
-ENGINES = {
-    "kernels": (lambda: NativeWeights(batch_invariant=True), torch.float32),
-    "kernels, weights in place": (lambda: NativeWeights(batch_invariant=True), torch.float32),
-    "operations": (lambda: Engine(batch_invariant=True), torch.float32),
-    "fp16": (lambda: Engine(batch_invariant=True), torch.float16),
-    "bf16": (lambda: Engine(batch_invariant=True), torch.bfloat16),
-}
-
-
-@pytest.fixture(params=list(ENGINES))
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """One of `ENGINES`."""
-    if "in place" in request.param:
-        # As without memory for copies; without `batch_invariant`, products of many rows would differ.
-        monkeypatch.setattr(native_model, "NARROW", 0)
-        monkeypatch.setattr(native_model, "available_memory", lambda: 0)
-    return request.param
-
-
-DECODERS = st.sampled_from(
-    [
-        Options("greedy"),
-        Options("gad", 1),
-        Options("gad", 3),
-        Options("gad", 10),
-        Options("iad"),
-        Options("jacobi"),
-        Options("gs-jacobi", 3),
-        Options("hybrid-jacobi", 10, jacobi_length=9),
-    ]
-)
-
-
-# The limit must not depend on the longest source; short outputs, since fixed shapes are slow in PyTorch.
-SHORT = SEARCHES.map(lambda search: {**search, "max_len_a": 0, "max_len_b": min(search["max_len_b"], 14)})
-
-
-@settings(UNSHRUNK, max_examples=6)
-@given(
-    case=cases(
-        50, st.one_of(DRAFTERS, FEATURE_DRAFTERS), sources=SOURCES.map(lambda sources: sources[:5]), searches=SHORT
-    ),
-    decoder=DECODERS,
-    active=st.sampled_from([0, 2]),
-)
-def test_output_equals_greedy_bit_for_bit(engine: str, case: Case, decoder: Options, active: int) -> None:
-    make, dtype = ENGINES[engine]
-    # Some drafters contain the verifier's weights: build both before rounding.
-    for model in (case.verifier, case.drafter):
-        model.to(dtype)
-    together, _ = case.decode(decoder, engine=make(), active_sentences=active)
-    assert outputs(together) == alone([case.verifier], case.task, case.sample, make, **case.search)
-
-
-def test_ensembles_and_many_rows(engine: str) -> None:
-    """Steps with enough rows for another product of weights in place (csrc/isa/linear_float.cpp)."""
-    make, dtype = ENGINES[engine]
-    task = make_task(50)
-    models = [make_transformer(task, seed, decoder_layers=1).to(dtype) for seed in (1, 2)]
-    lengths = [3, 30, 7, 0, 12, 25, 1, 18, 5, 5]
-    assert sum(lengths) + len(lengths) < 257 < 5 * sum(lengths)
-    # PyTorch takes its time.
-    sample = make_sample(task, 5 * lengths if "kernels" in engine else lengths[:5], 1)
-    # Ensembles run in PyTorch.
-    for verifiers in (models[:1],) if "kernels" in engine else (models[:1], models):
-        together, _ = decode(verifiers, task, sample, Options("jacobi"), engine=make(), max_len_b=30)
-        assert outputs(together) == alone(verifiers, task, sample, make, max_len_b=30)
-
-
-@pytest.mark.parametrize("identity", [True, False])
-def test_blockwise_heads(engine: str, identity: bool) -> None:
-    """Compare `blockwise` and `greedy` on the same model, with and without an identity first head.
-
-    Without the identity `greedy` runs in PyTorch, so `blockwise` on one sentence at a time is the reference.
-    """
-    make, dtype = ENGINES[engine]
-    task, model = make_blockwise(3, identity_first_head=identity)
-    model.to(dtype)
-    sample = make_sample(task, [5, 1, 0, 17], 3)
-    expected = greedy = alone([model], task, sample, make, max_len_b=20)
-    if "kernels" in engine and not identity:
-        expected = alone([model], task, sample, make, Options("blockwise", 3), max_len_b=20)
-    assert [tokens for tokens, _ in expected] == [tokens for tokens, _ in greedy]
-    for block_size in (2, 4):
-        together, _ = decode([model], task, sample, Options("blockwise", block_size), engine=make(), max_len_b=20)
-        assert outputs(together) == expected
-
-
-class Strange(nn.Module):
-    """An encoder without a fused version, whose output depends on padding."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-        self.dictionary = inner.dictionary
-
-    def forward_torchscript(self, net_input: dict[str, Tensor]) -> dict[str, list[Tensor]]:
-        result = self.inner.forward_torchscript(net_input)
-        padded = net_input["src_tokens"].size(1)
-        return {**result, "encoder_out": [result["encoder_out"][0] * (1 + padded / 64)]}
-
-
-def test_an_unknown_encoder_sees_one_sentence_at_a_time(engine: str) -> None:
-    make, dtype = ENGINES[engine]
-    task = make_task(50)
-    model = make_transformer(task, 3).to(dtype)
-    model.encoder = Strange(model.encoder)
-    sample = make_sample(task, [3, 14, 0, 6], 1)
-    together, _ = decode([model], task, sample, Options("jacobi"), engine=make(), max_len_b=20)
-    assert outputs(together) == alone([model], task, sample, make, max_len_b=20)
-
-
-def test_half_precision_differs_without_fixed_shapes() -> None:
-    """The comparison can fail: PyTorch's operations give other bits in other shapes."""
-    task = make_task(50)
-    model = make_transformer(task, 3).to(torch.bfloat16)
-    sample = make_sample(task, [3, 14, 0, 6, 21], 1)
-    together, _ = decode([model], task, sample, Options("jacobi"), engine=Engine(), max_len_b=30)
-    assert outputs(together) != alone([model], task, sample, Engine, max_len_b=30)
 
 
 @settings(DETERMINISTIC, max_examples=example_count(20))
@@ -263,7 +113,7 @@ def test_bf16_beside_fairseq_generate() -> None:
     in_fp32 = generator_for(task, model, "greedy").generate([model], sample)
     generator = generator_for(task, model, "greedy", bf16=True)
     in_bf16 = generator.generate([model], sample)
-    assert outputs(in_bf16) == outputs(expected) != outputs(in_fp32)
+    assert bits(in_bf16) == bits(expected) != bits(in_fp32)
     assert next(model.parameters()).dtype == torch.float32
 
 
@@ -308,4 +158,4 @@ def test_from_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     sample = make_sample(task, [3, 14, 0], 1)
     together, _ = decode([model], task, sample, Options("gs-jacobi", 3), engine=engine, max_len_b=12)
     make = lambda: Engine(batch_invariant=True)  # noqa: E731
-    assert outputs(together) == alone([model], task, sample, make, max_len_b=12) and recorder.replays > 3
+    assert bits(together) == alone([model], task, sample, make, max_len_b=12) and recorder.replays > 3

@@ -50,12 +50,7 @@ def weight_bytes(*models: nn.Module) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in parameters.values())
 
 
-KINDS = [
-    {},
-    {"share_encoder": True},
-    {"drafter_context": "features"},
-    {"drafter_attention": "full", "activation_fn": "relu"},
-]
+KINDS = [{"drafter_context": "features"}, {"drafter_attention": "full", "activation_fn": "relu"}]
 
 
 class Ordinary:

@@ -21,7 +21,6 @@ from fairseq_plugins.decoding.reference.search.rules import accept_all
 from fairseq_plugins.decoding.reference.state import Draft
 from fairseq_plugins.decoding.reference.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.models.verifier_features import FeatureReader
 from tests.data.test_block_masking import make_batch
 from tests.errors import error_about, refused
 from tests.models.test_block_nat import blocks_for
@@ -86,63 +85,6 @@ def test_training_equals_decoding(
         drafter.observe(advance)
         drafted = drafter.draft(make_state(tokens, gained.tolist(), 25))
         torch.testing.assert_close(drafted.log_probs[~empty], expected[~empty], rtol=1e-3, atol=2e-4)
-
-
-@torch.no_grad()
-def test_blocks_are_independent_and_causal() -> None:
-    task = make_task(VOCABULARY)
-    verifier = make_transformer(task, 0)
-    model = make_drafter(task, 1, verifier=verifier, **FEATURES)
-    sample = make_sample(task, [5, 2, 7])
-    target, previous = make_batch([6, 3, 8])
-    blocks = blocks_for(model, target, previous, 3, 2, 4)
-    encoder_out = model.encoder(**sample["net_input"])
-    features, _ = model._verifier_states(previous, encoder_out)
-    hidden = model.decoder.block_hidden(blocks, encoder_out, features)
-    anchors = blocks.positions[:, blocks.prefix_width]  # of the first blocks
-    later = torch.arange(features.size(1)) >= anchors[:, None]
-    blocks.tokens[:, blocks.prefix_width + 3 :] = 7
-    changed = model.decoder.block_hidden(blocks, encoder_out, features.masked_fill(later[:, :, None], 100.0))
-    torch.testing.assert_close(changed[:, :3], hidden[:, :3])
-    assert not torch.allclose(changed[:, 3:], hidden[:, 3:])
-
-
-@torch.no_grad()
-def test_copy_of_all_layers_predicts_the_verifiers_next_token() -> None:
-    task = make_task(VOCABULARY)
-    verifier = make_transformer(task, 0)
-    model = make_drafter(task, 1, verifier=verifier, activation_fn="relu", **FEATURES)
-    decoder, layers = model.decoder, len(verifier.decoder.layers)
-    decoder.reader = FeatureReader(decoder.reader.feature_layers, layers, decoder.embed_dim)
-    assert len(decoder.layers) == layers
-    copied = {name: value for name, value in verifier.decoder.state_dict().items() if not name.startswith("embed")}
-    decoder.load_state_dict({**decoder.state_dict(), **copied})
-    sample = make_sample(task, [5, 2, 7])
-    target, previous = make_batch([6, 3, 8])
-    blocks = blocks_for(model, target, previous, 3, 2, 4)
-    encoder_out = model.encoder(**sample["net_input"])
-    features, _ = model._verifier_states(previous, encoder_out)
-    first = decoder.output_layer(decoder.block_hidden(blocks, encoder_out, features))[:, blocks.draft_positions == 1]
-    own = verifier.decoder(previous, encoder_out=encoder_out)[0]
-    anchors = blocks.positions[:, blocks.prefix_width :][:, blocks.draft_positions == 1]
-    expected = own.gather(1, anchors[:, :, None].expand(-1, -1, VOCABULARY))
-    torch.testing.assert_close(first, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_block_inputs() -> None:
-    target, previous = make_batch([6, 3])
-    model = make_drafter(make_task(VOCABULARY), 1, verifier=make_transformer(make_task(VOCABULARY)), **FEATURES)
-    blocks = blocks_for(model, target, previous, 3, 2, 4)
-    assert blocks.draft_positions.tolist() == [1, 2, 3, 1, 2, 3]
-    for row in range(2):
-        for block in range(2):
-            columns = slice(blocks.prefix_width + 3 * block, blocks.prefix_width + 3 * block + 3)
-            anchor = int(blocks.positions[row, columns][0])
-            assert blocks.tokens[row, columns].tolist() == [int(previous[row, anchor]), *[model.decoder.mask_id] * 2]
-            expected = [*target[row, anchor : anchor + 3].tolist(), 1, 1, 1][:3]
-            assert blocks.targets[row, 3 * block : 3 * block + 3].tolist() == expected
-            visible_counts = blocks.visible[row, 3 * block : 3 * block + 3, : blocks.prefix_width].sum(1)
-            assert visible_counts.tolist() == [anchor] * 3
 
 
 def test_glancing_reveals_the_next_input() -> None:

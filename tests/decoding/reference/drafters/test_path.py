@@ -70,16 +70,32 @@ def assert_in_bins(counts: list[list[float]], seen: list[tuple[int, float]]) -> 
     rank=st.sampled_from([0, 1, 3, 20]),
     state=st.sampled_from([0, 1, 8, 19]),
     share=st.sampled_from([1.0, 0.7]),
+    copies=st.booleans(),
+    learned=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_kernels_choose_the_same_path_as_pytorch(
-    context: str, sources: list[int], width: int, vocabulary: int, rank: int, state: int, share: float, seed: int
+    context: str,
+    sources: list[int],
+    width: int,
+    vocabulary: int,
+    rank: int,
+    state: int,
+    share: float,
+    copies: bool,
+    learned: bool,
+    seed: int,
 ) -> None:
-    """Accepts every draft, so that outputs consist of drafts, and compares their probabilities."""
+    """Accepts every draft, so that outputs consist of drafts, and compares their probabilities.
+
+    Masks may be a soft copy of the source, also at positions beyond the end of a learned table.
+    """
     task = make_task(vocabulary)
     verifier = make_transformer(task, seed)
     sizes = {"transition_rank": rank, "transition_state": state if rank else 0, "drafter_context": context}
-    drafter = make_drafter(task, seed + 1, verifier=verifier, **sizes)
+    positions = {"decoder_learned_pos": learned, "max_target_positions": 12 if learned else 64}
+    drafter = make_drafter(task, seed + 1, verifier=verifier, src_embedding_copy=copies, **positions, **sizes)
+    torch.nn.init.normal_(drafter.decoder.mask_vector)
     drafter.decoder.target_counts[:] = torch.arange(vocabulary) + 1
     sample, search = make_sample(task, sources, seed), {"max_len_b": 20}
     how = Options("gad++", width, top_beta=vocabulary, tau=float("inf"), draft_vocabulary=share, fp32_drafts=True)

@@ -15,12 +15,9 @@ from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.tasks.options import SpecDecConfig
 from tests.errors import error_about, refused
-from tests.strategies import DETERMINISTIC, DRAFTERS, FEATURE_DRAFTERS, SOURCES, UNSHRUNK, example_count, fitting
+from tests.strategies import DETERMINISTIC
 from tests.support import (
     Options,
-    assert_same_output,
-    decode,
-    fairseq_greedy,
     make_drafter,
     make_sample,
     make_state,
@@ -59,26 +56,6 @@ def test_all_tokens_are_scored() -> None:
     assert draft_vocabulary(torch.zeros(3), None) is None and DEFAULT_SHARE < 1
     vocabulary = draft_vocabulary(counts, None)
     assert vocabulary is not None and vocabulary.tolist() == [1, 2]
-
-
-@settings(UNSHRUNK, max_examples=example_count(25))
-@given(
-    drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),
-    sources=SOURCES,
-    tokens=st.lists(st.integers(2, VOCABULARY - 1), min_size=1, max_size=9, unique=True),
-    share=st.sampled_from([None, 0.3, 0.9, 1.0]),
-    seed=st.integers(0, 1000),
-)
-def test_output_is_unchanged(
-    drafter_options: dict[str, Any], sources: list[int], tokens: list[int], share: float | None, seed: int
-) -> None:
-    task = make_task(VOCABULARY)
-    verifier = make_transformer(task, seed)
-    drafter = counted(make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, {})), tokens)
-    sample = make_sample(task, sources, seed)
-    expected = fairseq_greedy([verifier], task, sample, max_len_b=20)
-    output, _ = decode([verifier], task, sample, Options("gad", 4, draft_vocabulary=share), drafter, max_len_b=20)
-    assert_same_output(output, expected)
 
 
 @pytest.mark.parametrize("options", [{}, {"drafter_context": "features"}, {"transition_rank": 3}])

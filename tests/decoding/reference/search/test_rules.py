@@ -134,26 +134,6 @@ def test_accept_all() -> None:
 # SpecDec Table 19 (k = 10, top-3, tau = 1), as printed: D is the draft and V its verification, both after the output of
 # earlier iterations. V shows relaxed tokens and is conditioned on them, so the verifier's best token at such a
 # position, which the vanilla tables show, is given separately.
-VANILLA_1 = """
-D Nach den Angaben Angaben war der Tunnel noch nicht in
-V Nach den vorliegenden war war der Tunnel noch nicht in Betrieb
-D Nach den vorliegenden Angaben war der Tunnel noch nicht in Betrieb genommen
-V Nach den vorliegenden Einzelheiten war der Tunnel noch nicht in Betrieb genommen worden .
-D Nach den vorliegenden Einzelheiten war der Tunnel noch nicht in Betrieb genommen [EOS]
-V Nach den vorliegenden Einzelheiten war der Tunnel noch nicht in Betrieb genommen worden
-D Nach den vorliegenden Einzelheiten war der Tunnel noch nicht in Betrieb genommen worden . [EOS]
-V Nach den vorliegenden Einzelheiten war der Tunnel noch nicht in Betrieb genommen worden . [EOS]
-"""
-VANILLA_2 = """
-D Gestern hat der Bürger@@ meister von Gut@@ acht eine klare
-V Gestern hat Gut@@ Bürger@@ meister von Gut@@ acht eine klare Antwort
-D Gestern hat Gut@@ acht@@ ts Bürger@@ meister eine klare Antwort auf diese Frage
-V Gestern hat Gut@@ ach@@ s Bürger@@ meister eine klare Antwort auf diese Frage gegeben
-D Gestern hat Gut@@ ach@@ ts Bürger@@ meister eine klare Antwort auf diese Frage gegeben
-V Gestern hat Gut@@ ach@@ ts Bürger@@ meister eine klare Antwort auf diese Frage gegeben .
-D Gestern hat Gut@@ ach@@ ts Bürger@@ meister eine klare Antwort auf diese Frage gegeben . [EOS]
-V Gestern hat Gut@@ ach@@ ts Bürger@@ meister eine klare Antwort auf diese Frage gegeben . [EOS]
-"""
 RELAXED_1 = """
 D Nach den Angaben Angaben war der Tunnel noch nicht in
 V Nach den vorliegenden war war der Tunnel noch nicht in Betrieb
@@ -218,9 +198,6 @@ def replay(printed: str, rule: Rule, best: dict[int, str], gap: float = 0.8) -> 
 @pytest.mark.parametrize(
     ("printed", "best", "rule", "emitted"),
     [
-        # Bifurcations: "vorliegenden", "Einzelheiten", "worden"; then EOS is drafted.
-        (VANILLA_1, {}, exact, [3, 1, 9, 2]),
-        (VANILLA_2, {}, exact, [3, 1, 11, 1]),
         (RELAXED_1, BEST_1, TopBeta(3, 1.0), [3, 10, 2]),
         (RELAXED_2, BEST_2, TopBeta(3, 1.0), [11, 6]),
     ],
@@ -229,10 +206,3 @@ def test_worked_examples_of_the_paper(printed: str, best: dict[int, str], rule: 
     text, each = replay(printed, rule, best)
     assert each == emitted
     assert text == printed.strip().splitlines()[-1][2:].removesuffix(" [EOS]")
-
-
-@pytest.mark.parametrize(("rule", "gap"), [(exact, 0.8), (TopBeta(1, 1.0), 0.8), (TopBeta(3, 1.0), 1.1)])
-def test_worked_example_needs_relaxed_acceptance(rule: Rule, gap: float) -> None:
-    """A stricter rule than top-3 and tau = 1 rejects the second choice "der"."""
-    with pytest.raises(RuntimeError, match="StopIteration"):
-        replay(RELAXED_2, rule, BEST_2, gap)
