@@ -2,20 +2,18 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.checks import check_fit
 from fairseq_plugins.decoding.native.model import NativeWeights
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.weights import dequantized, quantized
-from tests.cases import Case, cases
 from tests.errors import refused
-from tests.strategies import UNSHRUNK, example_count
 from tests.support import (
     Options,
     assert_same_hypotheses,
+    decode,
     make_args,
+    make_sample,
     make_task,
     make_transformer,
 )
@@ -33,11 +31,15 @@ def test_quantised_weights_are_near(has_bias: bool) -> None:
     assert layer.weight.dtype == torch.int8 and (kept is None) == (not has_bias)
 
 
-@settings(UNSHRUNK, max_examples=example_count(16))
-@given(case=cases([12, 200]), how=st.sampled_from([Options("greedy"), Options("fast-beam")]))
-def test_kernels_give_the_output_of_pytorch(case: Case, how: Options) -> None:
-    beam = {"beam_size": 4} if how.spec.searches_beams else {}
-    ours, theirs = (case.decode(how, engine=kind(int8=True), **beam)[0] for kind in (NativeWeights, Engine))
+@pytest.mark.parametrize("how", [Options("greedy"), Options("jacobi"), Options("fast-beam")], ids=str)
+def test_kernels_give_the_output_of_pytorch(how: Options) -> None:
+    """Products are equal bit for bit (test_linear.py); the sums before them may differ by rounding."""
+    task = make_task(200)
+    model, sample = make_transformer(task, 6), make_sample(task, [5, 0, 12, 3])
+    search = {"beam_size": 4 if how.spec.searches_beams else 1, "max_len_b": 20}
+    ours, theirs = (
+        decode([model], task, sample, how, engine=kind(int8=True), **search)[0] for kind in (NativeWeights, Engine)
+    )
     assert_same_hypotheses(ours, theirs)
 
 
