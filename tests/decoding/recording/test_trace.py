@@ -192,7 +192,8 @@ def known() -> dict[str, Batch]:
         (Options("blockwise"), "heads", None, {"head", "verifier"}),
         (Options("blockwise", top_beta=8, tau=50.0), "heads", None, {"head", "relaxed", "verifier"}),
     ],
-    ids=str,
+    # Sets print in any order, and processes of pytest-xdist compare the names of tests.
+    ids=lambda value: str(sorted(value) if isinstance(value, set) else value),
 )
 def test_every_drafter_has_its_reasons(
     tmp_path: Path, known: dict[str, Batch], options: Options, kind: str, drafter: str | None, expected: set[str]
