@@ -38,7 +38,7 @@ def excepthook(kind: type[BaseException], error: BaseException, trace: Traceback
         if explained is None:
             sys.__excepthook__(kind, error, trace)
         else:
-            _show(explained)
+            _tell(explained)
 
 
 def thread_excepthook(given: threading.ExceptHookArgs) -> None:
@@ -48,24 +48,24 @@ def thread_excepthook(given: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(given)
     else:
         set_failed()
-        _said_in_threads.add(_show(explained))
+        _tell(explained)
 
 
-_said_in_threads: set[str] = set()
+# Lines about TensorBoard's files: each of its writers has a thread, whose error the main thread raises again.
+_tensorboard_lines: set[str] = set()
+_telling = threading.Lock()
 
 
-def _show(explained: ConfigurationError) -> str:
-    """Print an error unless a thread has; return its line.
-
-    TensorBoard writes in a thread, and raises its error again in the main thread.
-    """
+def _tell(explained: ConfigurationError) -> None:
+    """Print an error. Close TensorBoard's writers if it is about them: at exit they would raise it once more."""
     line = f"error: {explained.spelled(on_command_line)}"
-    if line not in _said_in_threads:
+    with _telling:
+        if line in _tensorboard_lines:
+            return
+        if explained.option == "--tensorboard-logdir":
+            _tensorboard_lines.add(line)
+            vars(sys.modules["fairseq.logging.progress_bar"])["_tensorboard_writers"].clear()
         say(line)
-    if explained.option == "--tensorboard-logdir":
-        # fairseq closes its writers at exit, which would raise the error once more.
-        vars(sys.modules["fairseq.logging.progress_bar"])["_tensorboard_writers"].clear()
-    return line
 
 
 def explain_in_tool(error: BaseException) -> ConfigurationError | None:

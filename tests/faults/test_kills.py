@@ -122,7 +122,7 @@ def test_merging(corpus: Corpus, whole: Path, tmp_path: Path, capsys: pytest.Cap
     assert merged(corpus, whole, expected) == 0
     before = contents(whole)
     names = ("open_task", "load_subset", "read_all", "filter_pairs", "_binarise", "write_atomically")
-    hooks = [*((merge, name) for name in names), (merge.os, "replace"), (Path, "mkdir")]
+    hooks = [*((merge, name) for name in names), (Path, "rename"), (Path, "mkdir")]
     stages = 0
 
     def begin() -> None:

@@ -6,8 +6,10 @@ import pytest
 import torch
 from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.models.transformer_align import TransformerAlignModel
+from fairseq.utils import extract_hard_alignment
 
 import fairseq_plugins
+from fairseq_plugins.decoding.reference.alignment import align
 from tests.errors import error_about
 from tests.support import REPOSITORY, make_sample, make_task, make_transformer
 
@@ -55,10 +57,10 @@ def test_api_aligns_alternatives() -> None:
 
 
 def test_models_without_attention_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = make_task(40, decoding_method="greedy")
+    task = make_task(40)
     model = make_transformer(task, 3)
     without = lambda *_, **__: (torch.zeros(1), {"attn": [None]})  # noqa: E731
     monkeypatch.setattr(TransformerDecoderBase, "extract_features", without)
-    own = task.build_generator([model], Namespace(print_alignment="hard"))
+    output = [[{"tokens": torch.tensor([5, 2])}]]
     with error_about("--print-alignment", "the model has no attention"):
-        own.generate([model], make_sample(task, [3]))
+        align([model], make_sample(task, [3]), output, extract_hard_alignment, (1, 2), 2)
