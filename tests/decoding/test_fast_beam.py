@@ -55,15 +55,17 @@ def test_equals_fairseq(case: Case, beam: int, prefix: int, suppresses: bool, ac
         assert [sentence.iterations for sentence in stats] == longest
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_hypothesis_without_a_continuation_is_ignored(engine: str, seed: int) -> None:
-    """The first tokens are all words but padding: one of them, EOS, ends and leaves its place in the beam empty."""
+def test_a_hypothesis_without_a_continuation_is_ignored(seed: int) -> None:
+    """The first tokens are all words but padding: one of them, EOS, ends and leaves its place in the beam empty.
+
+    The kernels leave so small a vocabulary to PyTorch.
+    """
     task = make_task(8)
     model, sample = make_transformer(task, seed), make_sample(task, [4, 0, 7, 5], seed)
     search = {"max_len_b": 12, "min_len": 0}
     expected = fairseq_beam([model], task, sample, 7, **search)
-    output, _ = decode([model], task, sample, FAST_BEAM, engine=ENGINES[engine](), beam_size=7, **search)
+    output, _ = decode([model], task, sample, FAST_BEAM, beam_size=7, **search)
     assert_same_hypotheses(output, expected)
 
 

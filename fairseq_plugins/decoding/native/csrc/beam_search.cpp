@@ -71,7 +71,6 @@ struct Sentence {
     std::vector<int64_t> last;               // [beam], the last token of each
     std::vector<int64_t> tokens, ancestors;  // [beam][columns]; ancestors: cache row of each slot
     std::vector<float> scores, log_probs;    // [beam], [beam][columns]
-    std::vector<uint8_t> ignored;            // [beam], fairseq's cands_to_ignore
 };
 
 class BeamSearchWorker final : public SearchWorker {
@@ -92,7 +91,6 @@ public:
             sentence.ancestors.resize(beam * columns);
             sentence.log_probs.resize(beam * columns);
             sentence.scores.assign(beam, 0);
-            sentence.ignored.assign(beam, 0);
             for (int64_t i = 0; i < beam * columns; ++i) sentence.ancestors[i] = i / columns;
             active.push_back(std::move(sentence));
         }
@@ -222,17 +220,16 @@ private:
         // If fewer tokens are allowed, the rest of the beam is filled with impossible candidates.
         candidates.resize(count, {MINUS_INFINITY, 0, 0});
         const bool is_last = sentence.length >= batch.limits.of(sentence.number).max_len;
-        std::vector<Candidate> continuing, ended_or_ignored;
+        std::vector<Candidate> continuing;
         bool has_end = false;
         for (size_t i = 0; i < count; ++i) {
-            const bool is_ignored = i < static_cast<size_t>(beam) && sentence.ignored[i];
-            const bool is_end =
-                candidates[i].token == batch.limits.eos && candidates[i].score > MINUS_INFINITY && !is_ignored;
-            if (is_end && i < static_cast<size_t>(beam)) {
+            const bool is_end = candidates[i].token == batch.limits.eos && candidates[i].score > MINUS_INFINITY;
+            if (!is_end) {
+                continuing.push_back(candidates[i]);
+            } else if (i < static_cast<size_t>(beam)) {
                 has_end = true;
                 finish(sentence, candidates[i]);
             }
-            (is_end || is_ignored ? ended_or_ignored : continuing).push_back(candidates[i]);
         }
         const auto num_finished = static_cast<int64_t>(outputs[sentence.number].size());
         if (has_end && (is_last || num_finished == beam)) {
@@ -240,9 +237,8 @@ private:
             return;
         }
         if (is_last) throw std::domain_error("EOS is forbidden at the maximum length");
-        const size_t alive = continuing.size();
-        continuing.insert(continuing.end(), ended_or_ignored.begin(), ended_or_ignored.end());
-        for (int64_t i = 0; i < beam; ++i) sentence.ignored[i] = static_cast<size_t>(i) >= alive;
+        // Each of the `beam` hypotheses ends once, so of 2 * beam candidates enough continue. fairseq's cands_to_ignore
+        // is for small vocabularies, which `has_enough` keeps from the kernels.
         reorder(sentence, continuing);
     }
 
