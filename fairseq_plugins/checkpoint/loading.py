@@ -1,4 +1,4 @@
-"""Load models outside of fairseq's own `--path`: the verifier in training, the drafter in decoding."""
+"""Read checkpoints, check them, and build their models, wherever fairseq does not do that for `--path`."""
 
 import errno
 import logging
@@ -86,31 +86,49 @@ def read_with_task(
     path: str,
     option: str,
     overrides: dict[str, Any] | None = None,
-    models: Sequence[str] = MODELS,
-    tasks: Sequence[str] = TASKS,
+    allowed_models: Sequence[str] = MODELS,
+    allowed_tasks: Sequence[str] = TASKS,
+    read_again: bool = False,
 ) -> dict[str, Any]:
-    """Return the state of a checkpoint, as `read_state`, of which fairseq builds the model with the task in the file.
+    """Read a checkpoint from which fairseq builds a task and a model; return its state with checked settings.
 
-    Raises ConfigurationError, beside that, if fairseq's model or task is not among these, or has settings that must not
-    be built.
+    Args:
+        path: the file.
+        option: option that named the file, for errors.
+        overrides: new values of the checkpoint's settings.
+        allowed_models: models of fairseq that may be built.
+        allowed_tasks: tasks of fairseq that may be built.
+        read_again: whether fairseq reads the file itself and ignores this state. Settings are then refused where they
+            would be removed, unless the task removes them.
+
+    Raises:
+        ConfigurationError: as `read_state`, and for another model or task, or settings that must not be built.
     """
-    state, model_cfg = read_state(path, option, overrides)
-    check_settings(model_cfg, (option, path), models)
-    check_task_settings(_settings(state).task, (option, path), tasks)
+    if read_again:
+        path = checkpoint_utils.get_maybe_sharded_checkpoint_filename(path, suffix="", shard_idx=0, num_shards=1)
+    state, _ = read_state(path, option, overrides)
+    settings = _settings(state)
+    kind = check_task_settings(settings.task, (option, path), allowed_tasks)
+    removes = not read_again or getattr(kind, "checks_settings", False)
+    check_settings(settings.model, (option, path), allowed_models, removes)
+    state["args"], state["cfg"] = None, settings  # from `args`, fairseq would make new settings
     return state
 
 
 def refuse_unsafe_model_of_validation() -> None:
-    """Raise ConfigurationError if fairseq-validate must not build its --path: it builds the task in that file, too."""
+    """Raise ConfigurationError if fairseq-validate must not build its --path: it builds the task in that file, too.
+
+    Only with --task spec_dec or --decoder: other models are the user's own.
+    """
     is_validation = "validate" in Path(sys.argv[0] if sys.argv else "").name
-    path = arguments_of_fairseqs_tool().get("path") if is_validation else None
-    if path is not None:
-        read_with_task(path, "--path")
+    given = arguments_of_fairseqs_tool() if is_validation else {}
+    if "decoding_method" in given and given["path"] is not None:
+        read_with_task(given["path"], "--path", arguments_of_fairseqs_tool(only_given=True), read_again=True)
 
 
-def read_language_model(path: str, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the state of the language model of --lm-path; raise ConfigurationError as `read_with_task`."""
-    return read_with_task(path, "--lm-path", overrides, ["transformer_lm"], ["language_modeling"])
+def read_language_model(path: str, overrides: dict[str, Any] | None = None, read_again: bool = False) -> dict[str, Any]:
+    """Return the state of the language model of --lm-path; arguments and errors are those of `read_with_task`."""
+    return read_with_task(path, "--lm-path", overrides, ["transformer_lm"], ["language_modeling"], read_again)
 
 
 def _mapped_state(path: str, overrides: dict[str, Any] | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
-from fairseq.tasks import TASK_REGISTRY
+from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from omegaconf import OmegaConf, open_dict
 
 from fairseq_plugins.errors import ConfigurationError
@@ -41,7 +41,9 @@ def model_name(model_cfg: Any) -> str:
     return getattr(model_cfg, "_name", None) or getattr(model_cfg, "arch", None) or ""
 
 
-def check_settings(model_cfg: Any, source: tuple[str, str | None], allowed: Sequence[str] = MODELS) -> None:
+def check_settings(
+    model_cfg: Any, source: tuple[str, str | None], allowed: Sequence[str] = MODELS, removes: bool = True
+) -> None:
     """Check the settings of a model before it is built; remove those that name files of its training.
 
     Text that the model's class does not declare and that could be code is replaced by None.
@@ -50,6 +52,8 @@ def check_settings(model_cfg: Any, source: tuple[str, str | None], allowed: Sequ
         model_cfg: settings of a model from a checkpoint; changed in place.
         source: the option that named the checkpoint, and its file, for errors.
         allowed: models of fairseq that may be built.
+        removes: False if the model is built from another copy of the settings: raises ConfigurationError for what
+            would be removed.
 
     Raises:
         ConfigurationError: for an architecture whose builder evaluates text or loads other files, and a setting of
@@ -72,6 +76,9 @@ def check_settings(model_cfg: Any, source: tuple[str, str | None], allowed: Sequ
             hidden.append(name)
         else:
             _check_value(name, value, source)
+    if hidden and not removes:
+        problem = f"its setting {hidden[0]} is {_shown(values[hidden[0]])}, which fairseq could read or run"
+        raise ConfigurationError(*source, problem, "if you trust it, leave out {--task spec_dec} and {--decoder}")
     for name in hidden:
         if OmegaConf.is_config(model_cfg):
             with open_dict(model_cfg):
@@ -80,8 +87,8 @@ def check_settings(model_cfg: Any, source: tuple[str, str | None], allowed: Sequ
             setattr(model_cfg, name, None)
 
 
-def check_task_settings(task_cfg: Any, source: tuple[str, str | None], allowed: Sequence[str]) -> None:
-    """Check the settings of a checkpoint's task, which fairseq may evaluate, before it is built.
+def check_task_settings(task_cfg: Any, source: tuple[str, str | None], allowed: Sequence[str]) -> type[FairseqTask]:
+    """Check the settings of a checkpoint's task, which fairseq may evaluate, before it is built; return its class.
 
     Raises ConfigurationError for a task of fairseq that is not among those `allowed`, and for settings that could be
     code. `source` is as for `check_settings`.
@@ -94,6 +101,7 @@ def check_task_settings(task_cfg: Any, source: tuple[str, str | None], allowed: 
         raise ConfigurationError(*source, problem, f"give a model of {{--task {allowed[0]}}}")
     for key in ("left_pad_source", "left_pad_target"):
         _check_value(key, values.get(key), source)
+    return kind
 
 
 def _declared(name: str, source: tuple[str, str | None], allowed: Sequence[str]) -> dict[str, argparse.Action]:

@@ -99,20 +99,25 @@ def _parser_of_fairseqs_tool() -> Callable[[], argparse.ArgumentParser] | None:
     return _FAIRSEQS.get(name) if program.name == f"fairseq-{name}" or "fairseq_cli" in program.parts else None
 
 
-def arguments_of_fairseqs_tool() -> dict[str, Any]:
-    """Return the options of this process, if it is one of fairseq's tools; else none."""
+def arguments_of_fairseqs_tool(only_given: bool = False) -> dict[str, Any]:
+    """Return the options of this process, without defaults if `only_given`; none outside of fairseq's tools."""
     make_parser = _parser_of_fairseqs_tool()
-    return {} if make_parser is None else vars(parse_arguments(make_parser(), sys.argv[1:]))
+    return {} if make_parser is None else vars(parse_arguments(make_parser(), sys.argv[1:], only_given))
 
 
-def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments of a `generation_parser`, with `--user-dir` and the options of the chosen task."""
+def parse_arguments(
+    parser: argparse.ArgumentParser, argv: Sequence[str], only_given: bool = False
+) -> argparse.Namespace:
+    """Parse the arguments of a `generation_parser`, with `--user-dir` and the options of the chosen task.
+
+    Options with their default values are left out if `only_given`.
+    """
     if "--help-all" in argv and isinstance(parser, CommandParser):
         print(parser.format_full_help(decoding_options()))
         parser.exit()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hydra's, about how fairseq calls it
-        return options.parse_args_and_arch(parser, input_args=list(argv))
+        return options.parse_args_and_arch(parser, input_args=list(argv), suppress_defaults=only_given)
 
 
 def as_config(args: argparse.Namespace) -> DictConfig:

@@ -273,6 +273,8 @@ class DecodesWithDrafts(FairseqTask):
 
     # fairseq's commands have no hook at the end of a run: the summary is printed when the generator is deleted.
     reports_summary = True
+    # `build_model` does, of a checkpoint.
+    checks_settings = True
     # Of --tokenizer and --bpe, None for none.
     text_tools: tuple[Any, Any] = (None, None)
     cfg: Any
@@ -332,8 +334,8 @@ def check_options(cfg: Any) -> None:
     if stats is not None and stats == trace and not stats.is_direct:
         raise ConfigurationError("--trace-file", cfg.trace_file, "is the file of {--stats-file}", "give another one")
     language_model = arguments_of_fairseqs_tool().get("lm_path")
-    if language_model is not None:  # which fairseq-generate builds by itself
-        read_language_model(language_model)
+    if language_model is not None:  # which fairseq-generate reads again and builds: it takes no state
+        read_language_model(language_model, read_again=True)
 
 
 def with_args(task: Any) -> Any:

@@ -1,11 +1,13 @@
 """Nothing in a checkpoint's settings is executed, whichever command loads it."""
 
 import shutil
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,12 +16,22 @@ from omegaconf import OmegaConf
 
 import fairseq_plugins
 from fairseq_plugins.benchmarks import ctranslate
+from fairseq_plugins.checkpoint.loading import (
+    read_language_model,
+    read_with_task,
+    refuse_unsafe_model_of_validation,
+)
 from fairseq_plugins.checkpoint.settings import check_settings
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.tasks.beside import add_decoder
 from tests.conftest import TINY, Corpus
 from tests.errors import error_about
+from tests.language_model import write_language_model
 from tests.support import make_args, run_in_process
+from tests.tasks.test_beside import registries
 from train_scripts.tools.models import model_options
+
+__all__ = ["registries"]
 
 ALLOWED = ["transformer", "transformer_align", "multilingual_transformer", "bart", "s2t_transformer"]
 
@@ -137,6 +149,18 @@ def _drafter(corpus: Corpus, crafted: Path, folder: Path) -> Any:
     return _generate(corpus, corpus.verifier, folder, f"--drafter-path {crafted} --decoder gad")
 
 
+def _language_model(corpus: Corpus, crafted: Path, folder: Path) -> Any:
+    return _generate(corpus, corpus.verifier, folder, f"--lm-path {crafted} --decoder fast-beam")
+
+
+def _validate(corpus: Corpus, crafted: Path, folder: Path, options: str = "--task spec_dec") -> Any:
+    more = "--valid-subset test --cpu --batch-size 9"
+    argv = f"fairseq-validate {corpus.data} --path {crafted} {options} {more}".split()
+    with mock.patch.object(sys, "argv", argv):
+        refuse_unsafe_model_of_validation()  # which importing the plugin does
+    return run_in_process("validate", " ".join(argv[1:]))
+
+
 def _train(corpus: Corpus, folder: Path, options: str) -> Any:
     return run_in_process(
         "train",
@@ -171,6 +195,8 @@ WAYS = [
     _generate,
     _generate_beam,
     _drafter,
+    _language_model,
+    _validate,
     _verifier_of_training,
     _initial_encoder,
     _base,
@@ -187,7 +213,7 @@ def test_no_command_runs_a_checkpoint(arch: str, way: Callable[..., Any], corpus
     if arch == "fconv":
         planted |= {"encoder_layers": command(tmp_path), "decoder_layers": command(tmp_path)}
     crafted = _crafted(tmp_path, corpus.verifier, **planted)
-    with pytest.raises(ConfigurationError, match=r"could be code|is not decoded here"):
+    with pytest.raises(ConfigurationError, match="could be code|is not decoded here|was trained with another task"):
         way(corpus, crafted, tmp_path)
     assert not (tmp_path / "planted").exists()
 
@@ -198,3 +224,57 @@ def test_removed_settings_do_not_hinder(corpus: Corpus, tmp_path: Path) -> None:
     crafted = _crafted(tmp_path, corpus.verifier, **planted)
     own, stock = (_generate(corpus, path, tmp_path).stdout for path in (crafted, corpus.verifier))
     assert own == stock and not (tmp_path / "planted").exists()
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+def test_files_of_training_are_not_read_in_validation(is_older: bool, corpus: Corpus, tmp_path: Path) -> None:
+    """fairseq reads the checkpoint and builds its task itself: what that task does not remove is refused."""
+    crafted = _crafted(tmp_path, corpus.verifier, decoder_embed_path="/nowhere/vectors")
+    if is_older:
+        state = torch.load(crafted)
+        torch.save({**state, "args": state["cfg"]["model"], "cfg": None}, crafted)
+        # The option replaces an older checkpoint's task, so that this removes them.
+        assert " loss " in _validate(corpus, crafted, tmp_path).stdout
+    else:
+        with error_about("--path", "crafted.pt: its setting decoder_embed_path is '/nowhere/vectors'"):
+            _validate(corpus, crafted, tmp_path)
+    removed = read_with_task(str(crafted), "--path")
+    assert removed["args"] is None and removed["cfg"].model.decoder_embed_path is None
+
+
+@pytest.mark.parametrize(
+    "task", [{"_name": "hubert_pretraining"}, {"_name": "translation", "left_pad_source": "f()"}, {}]
+)
+def test_other_tasks_are_not_built_in_validation(task: dict[str, Any], corpus: Corpus, tmp_path: Path) -> None:
+    state = torch.load(corpus.verifier)
+    torch.save({**state, "cfg": {**state["cfg"], "task": task}}, tmp_path / "crafted.pt")
+    with error_about("--path", r"could be code|was trained with another task"):
+        _validate(corpus, tmp_path / "crafted.pt", tmp_path)
+
+
+@pytest.mark.usefixtures("registries")
+def test_validation_without_options_of_the_plugin_is_fairseqs(corpus: Corpus, tmp_path: Path) -> None:
+    """With --decoder, the task removes what it does not need."""
+    vectors = {"decoder_embed_path": "/nowhere/vectors"}
+    with pytest.raises(FileNotFoundError, match="/nowhere/vectors"):
+        _validate(corpus, _crafted(tmp_path, corpus.verifier, **vectors), tmp_path, "--task translation")
+    add_decoder("translation")
+    assert " loss " in _validate(corpus, tmp_path / "crafted.pt", tmp_path, "--task translation --decoder beam").stdout
+
+
+def test_the_file_that_fairseq_reads_is_checked(corpus: Corpus, tmp_path: Path) -> None:
+    """fairseq prefers a shard beside the file."""
+    _crafted(tmp_path, corpus.verifier, adaptive_softmax_cutoff=command(tmp_path)).rename(tmp_path / "model-shard0.pt")
+    shutil.copy(corpus.verifier, tmp_path / "model.pt")
+    with error_about("--path", "model-shard0.pt: .* could be code"):
+        _validate(corpus, tmp_path / "model.pt", tmp_path)
+
+
+def test_files_that_a_language_model_names_are_not_read(tmp_path: Path) -> None:
+    model = write_language_model(tmp_path, Path("checkpoints/cldr.en-de/dict.de.txt"))
+    state = torch.load(model)
+    state["cfg"]["model"]["decoder_embed_path"] = "/nowhere/vectors"
+    torch.save(state, model)
+    assert read_language_model(str(model))["cfg"].model.decoder_embed_path is None
+    with error_about("--lm-path", "its setting decoder_embed_path is '/nowhere/vectors'"):
+        read_language_model(str(model), read_again=True)
