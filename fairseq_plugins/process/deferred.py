@@ -99,16 +99,19 @@ def without_garbage_collection() -> Iterator[None]:
     """Keep Python's garbage collector off: modules stay, and it would visit all their objects again and again.
 
     A command never visits them later either, not even at its end. In a program they count as old, as if collections
-    had visited them; its own garbage is still collected.
+    had visited them. So do the program's own objects, after a collection of its young garbage.
     """
     was_enabled = gc.isenabled()
+    ages = was_enabled and not is_tool() and gc.get_freeze_count() == 0
+    if ages:
+        gc.collect(1)
     gc.disable()
     try:
         yield
     finally:
         if is_tool():
             gc.freeze()
-        elif gc.get_freeze_count() == 0:
+        elif ages:
             gc.freeze()
             gc.unfreeze()  # into the oldest generation
         if was_enabled:

@@ -65,6 +65,14 @@ def test_what_a_program_owns_is_unchanged(first: str) -> None:
     assert ended.stdout == "{}\n", ended.stderr
 
 
+@pytest.mark.parametrize("first", ["gc.set_threshold(10**9)", "gc.disable()"])
+def test_garbage_of_a_program_is_collected_as_before(first: str) -> None:
+    """Young garbage does not count as old, which a program collects rarely."""
+    made = "class One: pass\none = One()\none.own = one\nmade = weakref.ref(one)\ndel one"
+    ended = run(f"import weakref\n{first}\n{made}\nimport fairseq_plugins\ngc.collect(1)\nprint(made())")
+    assert ended.stdout == "None\n", ended.stderr
+
+
 def test_uncaught_errors_of_a_program_keep_their_traceback() -> None:
     ended = run("import fairseq_plugins, torch\ndef own():\n    raise torch.OutOfMemoryError('of its own')\nown()")
     assert ended.returncode == 1 and "in own\n" in ended.stderr and "of its own" in ended.stderr
