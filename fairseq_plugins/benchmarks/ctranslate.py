@@ -45,7 +45,7 @@ def convert(checkpoint: str, task_cfg: Any, folder: Path) -> Path:
     if target.exists():
         return target
     try:
-        with new_folder(target, "--results") as converted:
+        with new_folder(target) as converted:
             checked = converted.with_name("checked.pt")
             _write_checked(checkpoint, checked)
             languages = task_cfg.source_lang, task_cfg.target_lang

@@ -219,7 +219,7 @@ def prepare(
     """
     target = folder / f"{shape}-{drafter}-{weights}-{sentences}x{lengths[0]}-{lengths[1]}-v{vocabulary}"
     if not target.exists():
-        with new_folder(target, "--results") as partial:
+        with new_folder(target) as partial:
             _write_data(partial, sentences, lengths, vocabulary)
             _write_models(partial, shape, drafter, weights == "fp16")
     return str(target / "data"), str(target / "verifier.pt"), str(target / "drafter.pt")

@@ -109,7 +109,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "fairseq-spec-dec")
 
 
-def unwritable(path: str | Path, option: str, error: OSError) -> ConfigurationError:
+def unwritable(path: str | Path, option: str | None, error: OSError) -> ConfigurationError:
     """Return the error of a file that cannot be written."""
     remedy = "give a path in a writable folder"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -196,21 +196,28 @@ def write_atomically(path: Path, content: str | bytes, option: str) -> None:
 
 
 @contextmanager
-def new_folder(path: Path, option: str) -> Iterator[Path]:
+def new_folder(path: Path, option: str | None = None) -> Iterator[Path]:
     """Yield an empty folder, which becomes `path` at the end; after an error nothing is left.
 
     It lies alone in a temporary folder beside `path`, where files that are not to stay may lie, too. `option` named the
-    path. Raises ConfigurationError if it cannot be written.
+    path, if any. Raises ConfigurationError if it cannot be written, or a file elsewhere cannot be read meanwhile.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f"{path.name}.partial.", dir=path.parent) as partial:
-            folder = Path(partial, path.name)
+        temporary = tempfile.TemporaryDirectory(prefix=f"{path.name}.partial.", dir=path.parent)
+    except OSError as error:
+        raise unwritable(path, option, error) from error
+    with temporary as partial:
+        folder = Path(partial, path.name)
+        try:
             folder.mkdir()
             yield folder
             folder.rename(path)
-    except OSError as error:
-        raise unwritable(path, option, error) from error
+        except OSError as error:
+            # Errors of writing name no file, as for a full disk, or one in the folder.
+            if error.filename is not None and not Path(error.filename).is_relative_to(partial):
+                raise ConfigurationError(None, error.filename, f"cannot be read ({error.strerror})") from error
+            raise unwritable(path, option, error) from error
 
 
 def write_all(file: object, data: bytes) -> None:

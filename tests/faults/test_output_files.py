@@ -4,6 +4,7 @@ Full disks are simulated by a limit on the size of files.
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -21,9 +22,9 @@ import pytest
 
 from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStats
 from fairseq_plugins.process import ending
-from fairseq_plugins.shared.files import destination, write_atomically
+from fairseq_plugins.shared.files import destination, new_folder, write_atomically
 from fairseq_plugins.shared.partial_file import PartialFile
-from tests.errors import error_about
+from tests.errors import error_about, refused
 from tests.faults.released import Released, options, prepare
 from tests.support import REPOSITORY
 
@@ -299,3 +300,21 @@ def test_interrupted_run_keeps_what_it_has(released: Released, programs: Path, t
     kept = [json.loads(line) for line in partial.read_text().splitlines()]
     assert 3 < len(kept) < released.lines and not stats.exists()
     assert len(re.findall("^H-", output.read_text(encoding="utf-8"), re.MULTILINE)) >= len(kept) - 1
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), FULL),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "dict.txt"),
+            "dict.txt: cannot be read (Permission denied)",
+        ),
+    ],
+    ids=["writing", "reading"],
+)
+def test_a_failed_folder_leaves_nothing(tmp_path: Path, error: OSError, words: str) -> None:
+    with refused(re.escape(words)), new_folder(tmp_path / "new") as folder:
+        (folder / "file").write_text("text")
+        raise error
+    assert not list(tmp_path.iterdir())
