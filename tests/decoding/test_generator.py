@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding.reference.drafters import Drafter
+from fairseq_plugins.decoding.reference.drafters import NoDrafter
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.search.rules import TopBeta
 from tests.decoding.test_accepted_drafts import Batch
@@ -194,7 +194,7 @@ def test_scores_of_relaxed_output_are_the_verifiers(known: Known) -> None:
 
 def test_minimum_length_above_the_maximum_is_refused(known: Known) -> None:
     with error_about("--min-len"):
-        decode([known.verifier], known.task, known.sample, Drafter(), min_len=9, max_len_b=3)
+        decode([known.verifier], known.task, known.sample, NoDrafter(), min_len=9, max_len_b=3)
 
 
 @pytest.mark.parametrize("decoder", ["greedy", "iad", "fast-beam"])

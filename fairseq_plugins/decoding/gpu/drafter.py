@@ -36,7 +36,7 @@ class Drafter:
         return self.widths[-1]
 
     def allocate(self, search: "GreedySearch") -> None:
-        """Take memory for the places of a search. Called once."""
+        """Take memory for the places of a search, and its options of launches. Called once; overrides call super."""
         self.launch = search.runner.launch
 
     def begin_batch(self, sources: Sequence[Sequence[int]], max_len: int, drafts: GivenDrafts) -> int:

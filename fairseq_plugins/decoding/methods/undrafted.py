@@ -13,12 +13,12 @@ from fairseq_plugins.decoding.method import (
 )
 from fairseq_plugins.decoding.reference.beam_verifier import has_enough
 from fairseq_plugins.decoding.reference.captured.graphed_verifiers import beam_verifier
-from fairseq_plugins.decoding.reference.drafters import Drafter
+from fairseq_plugins.decoding.reference.drafters import NoDrafter
 from fairseq_plugins.decoding.reference.search.beam import BeamSearch
 
 
 def _build(context: MethodContext, options: MethodOptions) -> Method:
-    return draft_and_verify(context, Drafter())
+    return draft_and_verify(context, NoDrafter())
 
 
 def _build_kernels(context: MethodContext, options: MethodOptions) -> KernelMethod:
@@ -28,7 +28,7 @@ def _build_kernels(context: MethodContext, options: MethodOptions) -> KernelMeth
 def _build_beams(context: MethodContext, options: MethodOptions) -> Method:
     verifier = beam_verifier(context.models, context.engine, context.temperature, beam=context.beam)
     verifier.strategy = context.strategy
-    return Method(verifier, Drafter(), BeamSearch(context.beam))
+    return Method(verifier, NoDrafter(), BeamSearch(context.beam))
 
 
 def _build_beam_kernels(context: MethodContext, options: MethodOptions) -> KernelMethod:

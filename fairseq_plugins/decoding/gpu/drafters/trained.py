@@ -48,6 +48,7 @@ class TrainedDrafter(Drafter):
             most: rows of a step.
             encoder: the model whose source embeddings are copied.
         """
+        super().allocate(search)
         sizes, model, device = search.sizes, self.model, search.device
         self.search = search
         dtype, count, self.encoder = model.embedding.dtype, len(model.layers), encoder

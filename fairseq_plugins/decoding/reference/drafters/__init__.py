@@ -9,7 +9,7 @@ from fairseq_plugins.decoding.reference.state import Advance, DecodingState, Dra
 
 
 class Drafter:
-    """Guesses the next tokens from the state of a batch; this one guesses none, and keeps nothing of its sentences."""
+    """Guesses the next tokens from the state of a batch. The other methods are for drafters that keep a state."""
 
     def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         """Begin a batch.
@@ -29,10 +29,17 @@ class Drafter:
 
     def draft(self, state: DecodingState) -> Draft:
         """Guess up to `state.max_len - state.span.shortest` tokens for every sentence."""
-        return no_draft(state)
+        raise NotImplementedError
 
     def observe(self, advance: Advance) -> None:
         """Update the drafter after an iteration, whose tokens are already in the state."""
 
     def select_rows(self, rows: Tensor) -> None:
         """Keep only these rows [B'], indices into the current batch."""
+
+
+class NoDrafter(Drafter):
+    """Drafts nothing: each iteration is a step of greedy decoding or beam search."""
+
+    def draft(self, state: DecodingState) -> Draft:
+        return no_draft(state)
