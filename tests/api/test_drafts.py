@@ -1,4 +1,4 @@
-"""`translate(drafts=...)` and `session()`: drafts never change the text, and right ones save iterations."""
+"""`translate(drafts=...)`: drafts never change the text, and right ones save iterations."""
 
 from typing import Any
 

@@ -36,10 +36,12 @@ def main(names: list[str]) -> int:
     patch_once()
     # Interpreted rows are slow, and so are iterations that are launched before the end is known.
     host_loop.AHEAD = 1
-    failed = 0
+    failed, unknown = 0, set(names)
     for module in MODULES:
         all_checks = {name: check for name, check in vars(module).items() if name.startswith("check_")}
-        is_named = not names or module.__name__.rpartition(".")[2] in names
+        of_module = module.__name__.rpartition(".")[2]
+        is_named = not names or of_module in names
+        unknown -= {of_module, *all_checks}
         checks = {name: check for name, check in all_checks.items() if is_named or name in names}
         if not checks:
             continue
@@ -48,6 +50,8 @@ def main(names: list[str]) -> int:
         process.start()
         process.join()
         failed += process.exitcode != 0
+    if unknown:
+        sys.exit(f"no checks have these names: {', '.join(sorted(unknown))}")
     return failed
 
 
