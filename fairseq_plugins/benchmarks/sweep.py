@@ -3,8 +3,8 @@
     spec-dec-sweep DATA --path V.pt --drafter-path D.pt --gen-subset valid --block-sizes 5,10 --top-betas 1,3,5 \\
         --taus 0,1,2,3 --output FOLDER
 
-Takes all options of fairseq-generate. Prints a table (as GAD Tables 2 and 3) and recommended settings. An interrupted
-sweep resumes: finished settings are in FOLDER/cells.jsonl.
+Takes all options of fairseq-generate. Prints a table of all settings and recommends two of them. An interrupted sweep
+resumes: finished settings are in FOLDER/cells.jsonl.
 """
 
 import argparse
@@ -92,7 +92,7 @@ def get_parser() -> CommandParser:
     add("--output", required=True, metavar="FOLDER", help="write sweep.md, sweep.json, sweep.png and cells.jsonl there")
     loss = "BLEU that the faster of the two recommended settings may lose (default: 0.2)"
     add("--tolerance", type=not_negative, default=0.2, metavar="BLEU", help=loss)
-    passes = "timed passes for each setting; tables show the median (default: 1)"
+    passes = "timed passes for each setting; the table shows the median (default: 1)"
     add("--repeats", type=positive, default=1, metavar="N", help=passes)
     add("--sentences", type=positive, metavar="N", help="use only the first N of the subset (default: all)")
     add("--reference", metavar="FILE", help="raw text to score against (default: the subset's target side)")

@@ -1,6 +1,6 @@
-"""The backends of kernels: a method runs on a module of kernels, from source tokens to outputs.
+"""The base of the backends of kernels: they run a method on a module of kernels, from source tokens to outputs.
 
-Continuous batching: sentences join and leave a batch while kernels decode it.
+They decode whole batches, and continuous batches, which sentences join and leave meanwhile.
 """
 
 from abc import ABC, abstractmethod

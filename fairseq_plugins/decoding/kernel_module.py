@@ -1,6 +1,6 @@
 """The interface of a module of kernels: methods describe themselves against it, whichever module runs them.
 
-Two modules offer it: the compiled one for CPUs (native/csrc/python) and Triton's for GPUs (gpu/__init__.py). mypy
+Two modules offer it: the compiled one for CPUs (native/csrc/python) and Triton's for GPUs (gpu/interface.py). mypy
 checks the second one, tests/decoding/test_kernel_module.py both. `csrc/drafter.h` says what a batch and a draft are.
 The converters of weights (kernel_weights.py) also call their own module's `linear`, which depends on its formats.
 """
@@ -27,7 +27,7 @@ FoundHypothesis = tuple[np.ndarray, np.ndarray, float]
 GivenDrafts = Sequence[Sequence[Sequence[int]]]
 """Token ids of the drafts of each sentence."""
 
-Event = tuple[int, Any, tuple[int, int] | None, tuple[str, bool] | None]
+FoundEvent = tuple[int, Any, tuple[int, int] | None, tuple[str, bool] | None]
 """What happened to a sentence of a continuous batch: its id, output, iteration, error.
 
 An iteration has its tokens as output, and drafted and accepted tokens. An end has a `FoundOutput`, or in beam search
@@ -104,7 +104,11 @@ class KernelGenerator(Protocol):
         """
 
     def run(self, iterations: int = ...) -> bool:
-        """Decode until all sentences have ended, at most `iterations` (negative: no limit); return whether all have."""
+        """Decode until all sentences have ended, at most `iterations` (negative: no limit); return whether all have.
+
+        Raises:
+            RuntimeError: if scores are NaN.
+        """
 
     def outputs(self) -> list[FoundOutput]:
         """Return the output of each sentence."""
@@ -118,7 +122,7 @@ class KernelGenerator(Protocol):
 
         Raises:
             KernelModule.EosForbidden: if EOS is forbidden at the maximum length, where a hypothesis must end.
-            RuntimeError: if scores are NaN; also by `run`.
+            RuntimeError: if scores are NaN.
         """
 
     def seconds(self) -> dict[str, float]:
@@ -180,7 +184,7 @@ class KernelGenerator(Protocol):
     def cancel(self, id: int) -> None:
         """Drop a sentence; it has no more events, except those already reported."""
 
-    def take(self, seconds: float) -> list[Event]:
+    def take(self, seconds: float) -> list[FoundEvent]:
         """Return the next events; wait up to `seconds` for the first one."""
 
     def load(self) -> tuple[int, int]:
@@ -199,7 +203,12 @@ class KernelModule(Protocol):
 
     @property
     def Lookup(self) -> Any:
-        """The enumeration of what to copy: UNIQUE, RECENT, NEAREST, as in gpu/kernels/constants.py."""
+        """The enumeration of what `CopyDrafter` copies.
+
+        UNIQUE: the source; only a match that occurs once counts (Aggressive Decoding, Algorithm 1).
+        RECENT: source and output so far; of the longest matches, the last.
+        NEAREST: given drafts; long matches near the expected position score best.
+        """
 
     @property
     def EosForbidden(self) -> type[ValueError]: ...
@@ -284,13 +293,27 @@ class KernelModule(Protocol):
         caches_prefix: bool,
         width: int,
     ) -> AnyDrafter:
-        """Make a drafter that reads tokens (GAD, section 3.1); `encoder` is None if it shares the verifier's.
+        """Make a drafter that reads tokens (GAD, section 3.1).
 
-        `caches_prefix`: attention of tokens is causal.
+        Args:
+            model: its decoder.
+            encoder: its encoder; None if it shares the verifier's.
+            path, mask: its other weights.
+            caches_prefix: attention of tokens is causal, so that keys and values of the output are kept.
+            width: longest draft.
+
+        Raises:
+            Unsupported: on a GPU, if attention is not causal.
         """
 
     def CopyDrafter(self, lookup: Any, max_match: int, width: int = ...) -> AnyDrafter:
-        """Make a drafter that copies a text after the longest match, of at most `max_match` tokens."""
+        """Make a drafter that copies a text after a match of the end of the output.
+
+        Args:
+            lookup: which text and which match, of `Lookup`.
+            max_match: longest match in tokens.
+            width: longest draft (default: to the end of the text).
+        """
 
     def jacobi_drafter(self, block: int, window_ratio: float, length: int, initial: int, pool: int) -> AnyDrafter:
         """Make a drafter by fixed-point iteration (Santilli et al. 2023, Algorithms 1 to 3).
@@ -316,7 +339,7 @@ class KernelModule(Protocol):
         """Make a drafter that drafts with `second` where `first` drafts nothing."""
 
     def ReplayedDrafter(self, inner: AnyDrafter, probability: float) -> KernelReplayedDrafter:
-        """Make a drafter with replaced tokens; a policy takes `probability` as that of each."""
+        """Make a drafter with replaced tokens; a CPU's policy takes `probability` as that of each."""
 
     # --------------------------------------------------------------------------------------- rules and loop
 

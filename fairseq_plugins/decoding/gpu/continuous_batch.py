@@ -14,7 +14,7 @@ import torch
 
 from fairseq_plugins.decoding.gpu.beam_search import EosForbidden
 from fairseq_plugins.decoding.gpu.host_loop import Flight, HostLoop, Sentence
-from fairseq_plugins.decoding.kernel_module import Event
+from fairseq_plugins.decoding.kernel_module import FoundEvent
 
 
 class Cancelled(Exception):
@@ -30,7 +30,7 @@ class ContinuousBatch:
         self._sentences: dict[int, Sentence] = {}  # that have not ended, by id
         self._waiting: deque[Sentence] = deque()
         self._cancelled: list[Sentence] = []
-        self._events: list[Event] = []
+        self._events: list[FoundEvent] = []
         self._is_closed = False
         self._failure: Exception | None = None
         device = loop.device
@@ -62,7 +62,7 @@ class ContinuousBatch:
                 self._cancelled.append(sentence)
                 self._changed.notify_all()
 
-    def take(self, seconds: float) -> list[Event]:
+    def take(self, seconds: float) -> list[FoundEvent]:
         """Return the next events; wait up to `seconds` for the first one."""
         with self._changed:
             self._changed.wait_for(lambda: self._events or self._is_closed, seconds)
@@ -144,7 +144,7 @@ class ContinuousBatch:
         loop = self._loop
         with self._changed:
             own = [sentence for sentence in changed if self._sentences.get(sentence.id) is sentence]
-        events: list[Event] = []
+        events: list[FoundEvent] = []
         streamed = [sentence for sentence in own if sentence.streams and sentence.error is None]
         if streamed:
             with self._beside:

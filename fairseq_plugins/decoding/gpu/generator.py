@@ -16,7 +16,7 @@ from fairseq_plugins.decoding.gpu.host_loop import PLACES, Flight, HostLoop, Sco
 from fairseq_plugins.decoding.gpu.policy import Policy
 from fairseq_plugins.decoding.gpu.search import GreedySearch
 from fairseq_plugins.decoding.gpu.weights import Linear, Transformer
-from fairseq_plugins.decoding.kernel_module import Event, FoundHypothesis, FoundOutput, GivenDrafts, Unsupported
+from fairseq_plugins.decoding.kernel_module import FoundEvent, FoundHypothesis, FoundOutput, GivenDrafts, Unsupported
 from fairseq_plugins.decoding.reference.rows import from_host
 
 MOST_OUTPUTS = 4096
@@ -230,7 +230,7 @@ class Generator(HostLoop):
     def cancel(self, id: int) -> None:
         self._opened().cancel(id)
 
-    def take(self, seconds: float) -> list[Event]:
+    def take(self, seconds: float) -> list[FoundEvent]:
         return self._opened().take(seconds)
 
     def load(self) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """The GPU engine: whole iterations on the device, in Triton kernels.
 
-This module offers the names of the compiled CPU module (decoding/kernel_weights.py): a method describes itself against
+This module offers the names of the compiled CPU module (decoding/kernel_module.py): a method describes itself against
 either of them.
 """
 

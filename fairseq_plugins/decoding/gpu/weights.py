@@ -65,9 +65,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Transformer:
-    """An encoder or decoder, with fields as for `KernelModule.transformer`; raises Unsupported for some.
+    """An encoder or decoder, with fields as for `KernelModule.transformer`.
 
-    Positions beyond the table have the embedding of its last one.
+    Positions beyond the table have the embedding of its last one. Raises Unsupported for embeddings in int8, post-norm
+    layers with a norm after the last one, layers that differ in heads or norms, and heads wider than 256.
     """
 
     layers: Sequence[Layer]

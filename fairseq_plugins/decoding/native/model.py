@@ -54,7 +54,7 @@ class NativeWeights(KernelWeights):
         )
 
     def embedding(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return a table of embeddings and scales as `KernelWeights.embedding` does; in INT8 both."""
+        """Return a table of embeddings and scales as `KernelWeights.embedding` does; in int8 both."""
         if not self.rounds_embeddings:
             return super().embedding(weight)
         self.check(weight, None)
@@ -77,7 +77,7 @@ class NativeWeights(KernelWeights):
         return formats.FP16_PANELS
 
     def for_drafts(self) -> "NativeWeights":
-        """Return the converter for a drafter: in INT8, since drafts are verified, unless copies are ruled out."""
+        """Return the converter for a drafter: in int8, since drafts are verified, unless copies are ruled out."""
         return replace(self, int8=True, drafts_of_fp32=not self.int8) if self.packed else self
 
     def may_fuse(self, weight: Tensor) -> bool:

@@ -67,7 +67,10 @@ class FallbackDrafter(Wrapping):
 
 
 class ReplayedDrafter(Wrapping):
-    """Runs a drafter but replaces its tokens by given ones, to benchmark with simulated drafts."""
+    """Runs a drafter but replaces its tokens by given ones, to benchmark with simulated drafts.
+
+    `probability` is for the policy of a CPU: on a GPU the policy counts what is accepted.
+    """
 
     def __init__(self, inner: Drafter, probability: float) -> None:
         super().__init__(inner)
