@@ -30,7 +30,7 @@ def as_json(results: Mapping[Cell, CellResult], tolerance: float, notes: Sequenc
     }
     chosen = zip(("no_quality_loss", "within_tolerance"), recommendations(results, tolerance).values(), strict=True)
     return {
-        "cells": [{**record, "pareto_speed": cell in front} for cell, record in records.items() if not cell.baseline],
+        "cells": [{**record, "pareto_front": cell in front} for cell, record in records.items() if not cell.baseline],
         "baselines": {
             "greedy" if cell.baseline == GREEDY else "beam": record for cell, record in records.items() if cell.baseline
         },

@@ -123,8 +123,8 @@ def apply_quantized(x: Tensor, layer: QuantizedLinear) -> Tensor:
     return scaled if layer.bias is None else scaled + layer.bias
 
 
-def in_precision(layer: FloatLinear, int8: bool) -> Linear:
-    """Return a linear layer, quantised for int8."""
+def quantized_if(layer: FloatLinear, int8: bool) -> Linear:
+    """Return a linear layer, quantised if `int8`."""
     return quantized(layer) if int8 else layer
 
 

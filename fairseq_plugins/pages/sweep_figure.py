@@ -16,7 +16,7 @@ def quality_figure(sweep: Mapping[str, Any]) -> bytes:
         name = "exact" if is_exact else f"top-{record['top_beta']}"
         point = (record["sentences_per_second"], record["bleu"])
         series.setdefault(name, []).append(point)
-        if record["pareto_speed"]:
+        if record["pareto_front"]:
             # With the series' name: settings of two series may be equal otherwise.
             settings = [f"k={record['block_size']}"] * several + [f"τ={record['tau']:g}"] * (not is_exact)
             front.append((*point, ", ".join([name, *settings])))

@@ -3,6 +3,7 @@
 import datetime
 import os
 import platform
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -19,14 +20,9 @@ def machine() -> str:
 
 def cpu_model() -> str:
     """Return the processor's name as Linux knows it, elsewhere what Python knows."""
-    names = _fields(Path("/proc/cpuinfo"), "model name")
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def _fields(file: Path, name: str) -> list[str]:
-    """Return the values of lines NAME: VALUE of a file of /proc; none if it is missing."""
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    return [line.split(":", 1)[1].strip() for line in lines if line.split(":")[0].strip() == name]
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()

@@ -166,7 +166,7 @@ class Decoding:
             self._drafter(task, models, spec, options),
             task.source_dictionary,
             task.target_dictionary,
-            Engine(cfg.int8, graphs),
+            Engine(int8=cfg.int8, graphs=graphs),
             native_weights(cfg, self.batch_invariant),
             own.temperature,
             own.beam_size if spec.searches_beams else 1,

@@ -150,10 +150,10 @@ class Search:
         """Launch what begins a step of `each` rows of a place, and writes their inputs to x [rows, D]."""
         batch, count = self.batch, places * each
         positions, slots = self.positions[:count], self.slots[:count]
-        rows.verified_rows[(count,)](
+        rows.step_rows[(count,)](
             batch.tokens, batch.lengths, batch.draft, num_drafted, batch.prefix, batch.place_limits, batch.bases,
             positions, slots, into.only, into.row_limits, into.watched, self.needed, batch.active, self.sizes.columns,
-            batch.draft.stride(0), batch.prefix.stride(0), each, BEAM=ancestors is not None,
+            batch.draft.stride(0), batch.prefix.stride(0), each, OF_BEAMS=ancestors is not None,
             STEPS=triton.next_power_of_2(each), **self.runner.rows_arguments(x),
         )  # fmt: skip
         return DecoderStep(

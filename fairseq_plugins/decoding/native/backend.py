@@ -24,7 +24,7 @@ class NativeBackend(KernelBackend):
         super().__init__(spec, options, context)
         # An encoder that the kernels do not support runs in PyTorch.
         weights = self.method.weights
-        engine = Engine(weights.int8, batch_invariant=weights.batch_invariant)
+        engine = Engine(int8=weights.int8, batch_invariant=weights.batch_invariant)
         if not self.encodes:
             restore(context.models)
         self.encoder = None if self.encodes else FusedEncoder(context.models[0].encoder, engine)

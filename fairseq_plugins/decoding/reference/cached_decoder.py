@@ -17,13 +17,13 @@ from fairseq_plugins.decoding.reference.attention import BeamAttention, ChainAtt
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.fixed_shapes import FixedAttention
 from fairseq_plugins.decoding.reference.layout import BeamLayout, Chain, Span
-from fairseq_plugins.decoding.reference.mask_embeddings import MaskEmbeddings
+from fairseq_plugins.decoding.reference.mask_embeddings import MaskTable
 from fairseq_plugins.decoding.reference.rows import cat_padded, may_have_padding, padding_last, rows_of
 from fairseq_plugins.decoding.weights import (
     embeddings,
-    in_precision,
     linear,
     norm,
+    quantized_if,
     quantized_layer,
     read_decoder_layer,
     vocabulary_projection,
@@ -81,7 +81,7 @@ class CachedDecoder:
         if projection is None:
             self.output_layer = engine.rowwise(decoder.output_layer)
         else:
-            self.output_layer = engine.linear(in_precision(projection, engine.int8))
+            self.output_layer = engine.linear(quantized_if(projection, engine.int8))
         self.project_in = decoder.project_in_dim and engine.linear(linear(decoder.project_in_dim))
         self.project_out = decoder.project_out_dim and engine.linear(linear(decoder.project_out_dim))
         # Keys and values: self-attention [layers, B * beam, slots, 2, H, D / H], cross-attention [layers, B, S, ...].
@@ -147,7 +147,7 @@ class CachedDecoder:
         tokens: Tensor,
         layout: Chain | BeamLayout,
         states: list[Tensor] | None = None,
-        mask_embeddings: MaskEmbeddings | None = None,
+        mask_embeddings: MaskTable | None = None,
         added: Tensor | None = None,
     ) -> Tensor:
         """Run the rows of a step and write their keys and values.

@@ -79,18 +79,18 @@ class FusedEncoder:
         }
 
     def _encode(
-        self, tokens: Tensor, has_positions: bool, may_be_padded: bool = False
+        self, tokens: Tensor, has_positions: bool, assume_padding: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return states [B, S, D], padding [B, S] and embeddings [B, S, D] of tokens [B, S].
 
         Args:
             tokens: of the sources.
             has_positions: read position embeddings from our table, which is long enough.
-            may_be_padded: do not look for padding, and mask it as if there were some.
+            assume_padding: do not look for padding, and mask it as if there were some.
         """
         encoder = self.encoder
         padding = tokens == encoder.padding_idx
-        mask = ~padding[:, None, None, :] if may_be_padded or may_have_padding(padding) else None
+        mask = ~padding[:, None, None, :] if assume_padding or may_have_padding(padding) else None
         embedding = encoder.embed_scale * F.embedding(tokens, self.embedding)
         x = embedding
         if has_positions:

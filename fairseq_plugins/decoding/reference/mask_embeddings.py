@@ -1,5 +1,7 @@
 """Compute mask embeddings, the inputs of a drafter's masks, which may depend on position and source."""
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -7,6 +9,13 @@ from fairseq_plugins.decoding.reference.rows import cat_padded
 from fairseq_plugins.models.block_nat import BlockNatDecoder
 
 _CHUNK = 32  # the number of computed positions is a multiple of this
+
+
+class MaskTable(Protocol):
+    """Gives a step of a decoder the mask embeddings of its batch."""
+
+    def table(self, batch: int, positions: int) -> Tensor:
+        """Return mask embeddings of at least `positions` positions, [B, P, D]; [D] if all positions have the same."""
 
 
 class MaskEmbeddings:
@@ -43,7 +52,7 @@ class MaskEmbeddings:
             self.computed = self.computed.index_select(0, rows)
 
     def table(self, batch: int, positions: int) -> Tensor:
-        """Return mask embeddings of at least `positions` positions, [B, P, D]; [D] if all positions have the same."""
+        """Return mask embeddings as `MaskTable.table` does."""
         if self.computed is None or (self.computed.dim() == 3 and self.computed.size(1) < positions):
             # Grows geometrically, so that long outputs need few computations.
             before = 0 if self.computed is None else self.computed.size(1)

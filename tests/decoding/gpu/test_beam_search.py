@@ -53,7 +53,7 @@ def test_kernels_of_a_step(places: int, capabilities: list[int]) -> None:
     launches = record(step)
     counts = Counter(launch.name for launch in launches)
     assert counts.pop("linear") == 3 * LAYERS and counts.pop("attend") == 2 * LAYERS
-    assert counts == {"verified_rows": 1, "vocabulary": 1, "best_continuations": 1, "advance_beams": 1}
+    assert counts == {"step_rows": 1, "vocabulary": 1, "best_continuations": 1, "advance_beams": 1}
     for launch in dict.fromkeys(launches):
         for capability in capabilities:
             assert compiled(launch, capability).spilled == 0, launch

@@ -68,8 +68,8 @@ def store_limits(prefix, limits, only, row_limits, row, position):
 
 
 @triton.jit
-def verified_rows(
-    tokens,  # [B, columns], the first token and then the output; where BEAM [B, hypotheses, columns]
+def step_rows(
+    tokens,  # [B, columns], the first token and then the output; where OF_BEAMS [B, hypotheses, columns]
     lengths,
     draft,  # [B, draft_stride]
     num_drafted,
@@ -99,7 +99,7 @@ def verified_rows(
     eps: tl.constexpr,
     HAS_TABLE: tl.constexpr,
     HAS_NORM: tl.constexpr,
-    BEAM: tl.constexpr,  # whether rows are hypotheses
+    OF_BEAMS: tl.constexpr,  # whether rows are hypotheses
     STEPS: tl.constexpr,
     WIDTH: tl.constexpr,
     PDL: tl.constexpr,
@@ -116,7 +116,7 @@ def verified_rows(
     limits += sentence * TOKENS
     length = tl.load(lengths + sentence)
     own_prefix = prefix + sentence * prefix_stride
-    if BEAM:
+    if OF_BEAMS:
         # A hypothesis writes to a place and slots of its own. At first all are equal.
         writer = tl.where(length == 0, sentence * per_sentence, row)
         token = tl.load(tokens + writer.to(tl.int64) * columns + length)

@@ -20,7 +20,7 @@ from fairseq_plugins.decoding.reference.captured.graph_capture import CapturedSt
 from fairseq_plugins.decoding.reference.captured.shapes import MAX_ROWS, Shape, rounded_up
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.layout import BeamLayout, Chain, Span
-from fairseq_plugins.decoding.reference.mask_embeddings import MaskEmbeddings
+from fairseq_plugins.decoding.reference.mask_embeddings import MaskTable
 
 _MIN_SLOTS = 64
 _MIN_SOURCE = 32
@@ -29,13 +29,10 @@ _MIN_SOURCE = 32
 _State = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
-class _FixedMaskEmbeddings(MaskEmbeddings):
+class _FixedMaskTable:
     """Mask embeddings in the tensor `value`, which a CUDA graph reads at a fixed address."""
 
     value: Tensor
-
-    def __init__(self) -> None:
-        pass
 
     def table(self, batch: int, positions: int) -> Tensor:
         return self.value
@@ -85,7 +82,7 @@ class GraphedDecoder(CachedDecoder):
         # The integers from 0 on, for inputs that are known on the host.
         self.constants = torch.empty(0, dtype=torch.long)
         # Mask embeddings in their buffer, and the table that was copied there, with the rounded sizes.
-        self.mask_buffer = _FixedMaskEmbeddings()
+        self.mask_buffer = _FixedMaskTable()
         self.mask_table: tuple[Tensor, tuple[int, int, int]] | None = None
 
     def append_rows(self, encoder_out: dict[str, list[Tensor]]) -> None:
@@ -139,7 +136,7 @@ class GraphedDecoder(CachedDecoder):
         tokens: Tensor,
         layout: Chain | BeamLayout,
         states: list[Tensor] | None = None,
-        mask_embeddings: MaskEmbeddings | None = None,
+        mask_embeddings: MaskTable | None = None,
         added: Tensor | None = None,
     ) -> Tensor:
         """Run a step as `CachedDecoder.step` does; the hidden states and `states` are valid until the next step."""
@@ -158,7 +155,7 @@ class GraphedDecoder(CachedDecoder):
         tokens: Sequence[Tensor],
         layout: Chain | BeamLayout,
         inputs: dict[str, Tensor],
-        mask_embeddings: MaskEmbeddings | None = None,
+        mask_embeddings: MaskTable | None = None,
         added: Tensor | None = None,
         with_states: bool = False,
     ) -> Outputs:
@@ -194,7 +191,7 @@ class GraphedDecoder(CachedDecoder):
         tokens: Sequence[Tensor],
         layout: Chain | BeamLayout,
         inputs: dict[str, Tensor],
-        mask_embeddings: MaskEmbeddings | None,
+        mask_embeddings: MaskTable | None,
         added: Tensor | None,
     ) -> Outputs:
         """Return hidden states, stacked states (None if `after` reads them), and the outputs of `after`."""
@@ -245,7 +242,7 @@ class GraphedDecoder(CachedDecoder):
         shape: Shape,
         after: After | None,
         pieces: list[Tensor],
-        mask_embeddings: MaskEmbeddings | None,
+        mask_embeddings: MaskTable | None,
         added: Tensor | None,
     ) -> Outputs:
         """Run the step of a rounded shape with these integer inputs."""
@@ -305,7 +302,7 @@ class GraphedDecoder(CachedDecoder):
         inputs: dict[str, Tensor],
         layout: Chain | BeamLayout,
         with_states: bool,
-        mask_embeddings: MaskEmbeddings | None,
+        mask_embeddings: MaskTable | None,
         added: Tensor | None,
     ) -> Outputs:
         """Run a step and `after`; return the outputs of `_run`."""
@@ -340,7 +337,7 @@ class GraphedDecoder(CachedDecoder):
         self._state = cache[:, :rows], cross[:, :sentences], mask[:sentences]
         self.buffered_cache, self.buffered_cross = (self.cache, (batch, capacity)), (self.cross, (batch, source))
 
-    def _fill_mask_buffer(self, shape: Shape, mask_embeddings: MaskEmbeddings) -> None:
+    def _fill_mask_buffer(self, shape: Shape, mask_embeddings: MaskTable) -> None:
         """Copy mask embeddings into the buffer that graphs of this shape read, unless they are there."""
         assert self.cache is not None
         table = mask_embeddings.table(self.cache.size(1), shape.capacity)

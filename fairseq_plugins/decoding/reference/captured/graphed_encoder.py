@@ -30,12 +30,12 @@ class GraphedEncoder(FusedEncoder):
         self.steps = CapturedSteps(graphs)
 
     def _encode(
-        self, tokens: Tensor, has_positions: bool, may_be_padded: bool = False
+        self, tokens: Tensor, has_positions: bool, assume_padding: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
         rows, width = tokens.shape
         shape = rounded_up(rows), rounded_up(width, _MIN_SOURCE)
         if not has_positions or math.prod(shape) > MAX_ROWS:
-            return super()._encode(tokens, has_positions)
+            return super()._encode(tokens, has_positions, assume_padding)
         encode = super()._encode
 
         def make() -> Outputs:
@@ -53,7 +53,7 @@ class GraphedEncoder(FusedEncoder):
             padded, *kept = (value for value in inputs if value is not None)
 
             def run() -> Outputs:
-                outputs = encode(padded, has_positions, may_be_padded=True)
+                outputs = encode(padded, has_positions, assume_padding=True)
                 # Copied out of the memory pool of the graphs, where another graph would overwrite them.
                 return tuple(memory.copy_(value) for memory, value in zip(kept, outputs, strict=True))
 

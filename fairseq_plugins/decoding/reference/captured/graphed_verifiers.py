@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from fairseq.models import FairseqEncoderDecoderModel
@@ -15,6 +14,7 @@ from fairseq_plugins.decoding.reference.captured.graph_capture import Outputs
 from fairseq_plugins.decoding.reference.captured.graphed_decoder import GraphedDecoder
 from fairseq_plugins.decoding.reference.engine import Engine, log_softmax
 from fairseq_plugins.decoding.reference.layout import BeamLayout, Chain
+from fairseq_plugins.decoding.reference.sampling import Sampling
 from fairseq_plugins.decoding.reference.search import GreedySearch
 from fairseq_plugins.decoding.reference.search.beam import select_candidates, top
 from fairseq_plugins.decoding.reference.state import Accepted, DecodingState, Draft, Selection, Verification
@@ -22,12 +22,17 @@ from fairseq_plugins.decoding.reference.verifier import Verifier
 
 
 def greedy_verifier(
-    search: GreedySearch, models: Sequence[FairseqEncoderDecoderModel], engine: Engine, *more: Any, **named: Any
+    search: GreedySearch,
+    models: Sequence[FairseqEncoderDecoderModel],
+    engine: Engine,
+    temperature: float = 1.0,
+    feature_layers: Sequence[int] = (),
+    sampling: Sampling | None = None,
 ) -> Verifier:
     """Return a `Verifier` for a search, which runs from graphs if the engine has them; other arguments are its own."""
     if _has_graphs(models, engine):
-        return GraphedVerifier(search, models, engine, *more, **named)
-    return Verifier(models, engine, *more, **named)
+        return GraphedVerifier(search, models, engine, temperature, feature_layers, sampling)
+    return Verifier(models, engine, temperature, feature_layers, sampling=sampling)
 
 
 def beam_verifier(
@@ -46,8 +51,16 @@ def _has_graphs(models: Sequence[FairseqEncoderDecoderModel], engine: Engine) ->
 class GraphedVerifier(Verifier):
     """Verifies and accepts in one CUDA graph."""
 
-    def __init__(self, search: GreedySearch, *models_engine: Any, **named: Any) -> None:
-        super().__init__(*models_engine, **named)
+    def __init__(
+        self,
+        search: GreedySearch,
+        models: Sequence[FairseqEncoderDecoderModel],
+        engine: Engine,
+        temperature: float,
+        feature_layers: Sequence[int],
+        sampling: Sampling | None,
+    ) -> None:
+        super().__init__(models, engine, temperature, feature_layers, sampling=sampling)
         self.search = search
 
     def verify(self, state: DecodingState, draft: Draft) -> Verification:

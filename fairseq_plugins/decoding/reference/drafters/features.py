@@ -18,9 +18,9 @@ from fairseq_plugins.decoding.weights import (
     FloatLinear,
     Layer,
     dequantized,
-    in_precision,
     is_small,
     linear,
+    quantized_if,
     without_query,
 )
 from fairseq_plugins.models.block_nat import BlockNat
@@ -92,7 +92,7 @@ def _reader(model: BlockNat, layers: Sequence[Layer], engine: Engine) -> Callabl
     weight = reader.linear.weight
     fused = fused_reader(reader, layers, is_small if weight.device.type == "cpu" else lambda weight: True)
     if fused is not None:
-        project_all, width = engine.linear(in_precision(fused, engine.int8)), model.decoder.embed_dim
+        project_all, width = engine.linear(quantized_if(fused, engine.int8)), model.decoder.embed_dim
 
         def read_fused(features: Tensor) -> tuple[Tensor, Tensor]:
             result = project_all(features)
@@ -100,7 +100,7 @@ def _reader(model: BlockNat, layers: Sequence[Layer], engine: Engine) -> Callabl
             return key_value.permute(2, 0, 1, 3, 4, 5), result[..., -width:]
 
         return read_fused
-    fuse = engine.linear(in_precision(linear(reader.linear), engine.int8))
+    fuse = engine.linear(quantized_if(linear(reader.linear), engine.int8))
     projections = [engine.linear(without_query(layer.self_qkv)) for layer in layers]
 
     def read_by_layer(features: Tensor) -> tuple[Tensor, Tensor]:
