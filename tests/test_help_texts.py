@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+from unittest import mock
 
 import pytest
+from fairseq.tasks import TASK_REGISTRY
 
 from fairseq_plugins import help_texts
 from fairseq_plugins.benchmarks import benchmark
@@ -124,3 +127,23 @@ def test_wrong_arguments_of_fairseqs_tools_are_one_line(
         refuse_wrong_arguments_of_fairseqs_tools()
     line = capsys.readouterr().err
     assert line.startswith(f"error: {message}") and line.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("failure", "given", "missing"),
+    [
+        (None, "validate data --path model.pt", "--task"),
+        (None, "train data", "--arch"),
+        (KeyError("lang"), "validate data --path model.pt --task broken", None),
+        (NotImplementedError(), "validate data --path model.pt --task broken", None),
+    ],
+)
+def test_only_missing_options_are_called_missing(
+    failure: Any, given: str, missing: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(TASK_REGISTRY, "broken", mock.Mock(add_args=mock.Mock(side_effect=failure)))
+    monkeypatch.setattr(sys, "argv", f"fairseq-{given} --user-dir fairseq_plugins".split())
+    with pytest.raises(SystemExit if missing else type(failure)):
+        refuse_wrong_arguments_of_fairseqs_tools()
+    expected = f"error: the following arguments are required: {missing}\n" if missing else ""
+    assert capsys.readouterr().err == expected

@@ -89,8 +89,12 @@ def refuse_wrong_arguments_of_fairseqs_tools() -> None:
     parser.error = error  # type: ignore[method-assign]
     try:
         parse_arguments(parser, sys.argv[1:])
-    except (RuntimeError, KeyError) as missing:  # without a message
-        error(f"the following arguments are required: {'--task' if isinstance(missing, KeyError) else '--arch'}")
+    except (RuntimeError, KeyError) as failure:
+        # fairseq's own, for a missing option, name nothing.
+        missing = {"KeyError(None)": "--task", "RuntimeError()": "--arch"}.get(repr(failure))
+        if missing is None:
+            raise
+        error(f"the following arguments are required: {missing}")
 
 
 def _parser_of_fairseqs_tool() -> Callable[[], argparse.ArgumentParser] | None:
