@@ -5,7 +5,9 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -247,20 +249,39 @@ def build_model(
     was_loading = getattr(task, "loading_checkpoint", False)
     task.loading_checkpoint = True
     try:
-        model = model_class.build_model(model_cfg, task, **build)
-        model.load_state_dict(state["model"], strict=True, model_cfg=model_cfg)
-    except Exception as error:
-        raise misfit(option, path, error) from error
+        with building(option, path):
+            model = model_class.build_model(model_cfg, task, **build)
+            model.load_state_dict(state["model"], strict=True, model_cfg=model_cfg)
     finally:
         task.loading_checkpoint = was_loading
     return model.eval()
 
 
-def misfit(option: str, path: str, error: Exception) -> ConfigurationError:
-    """Return the error of a checkpoint of which fairseq cannot build a model or load its weights."""
-    if isinstance(error, ConfigurationError):
-        return error
+@contextmanager
+def building(option: str, path: str) -> Iterator[None]:
+    """Build a model and load its weights inside; raises ConfigurationError where that is the checkpoint's fault."""
+    try:
+        yield
+    except Exception as error:
+        found = misfit(option, path, error)
+        if found is None:
+            raise
+        raise found from error
+
+
+def misfit(option: str, path: str, error: Exception) -> ConfigurationError | None:
+    """Return the error of a checkpoint of which fairseq cannot build a model or load its weights.
+
+    None for errors that are not about the checkpoint, such as a lack of memory or of a package.
+    """
+    if isinstance(error, (ConfigurationError, MemoryError, ImportError)):
+        return None
     kind = "" if isinstance(error, (RuntimeError, ValueError)) else f"{type(error).__name__}: "
-    problem = f"its weights do not fit this data's dictionaries or its own settings ({kind}{one_line(error, 300)})"
+    functions = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
+    if "load_state_dict" in functions:
+        problem = "its weights do not fit this data's dictionaries or its own settings"
+    else:
+        problem = "its model cannot be built with this data's dictionaries and its own settings"
+    problem += f" ({kind}{one_line(error, 300)})"
     remedy = "use the data folder and the dictionaries that it was trained with"
     return ConfigurationError(option, path, problem, remedy)

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from fairseq_plugins.checkpoint.compact_weights import compact_weights, restore
-from fairseq_plugins.checkpoint.loading import misfit, read_language_model, read_state
+from fairseq_plugins.checkpoint.loading import building, read_language_model, read_state
 from fairseq_plugins.checkpoint.mapped_weights import TakeWeights
 from fairseq_plugins.checkpoint.tool_errors import check_dictionaries, check_sentencepiece
 from fairseq_plugins.errors import ConfigurationError
@@ -59,10 +59,8 @@ class TaskSession:
         with warnings.catch_warnings(), TakeWeights(), compact_weights():
             ignore_hydras_warnings()
             state, _ = read_state(path, "--path", overrides)
-            try:
+            with building("--path", path):
                 (model,), _ = checkpoint_utils.load_model_ensemble([path], overrides, self.task, state=state)
-            except Exception as error:
-                raise misfit("--path", path, error) from error
         return model
 
     @cached_property
@@ -73,10 +71,8 @@ class TaskSession:
             return None
         overrides = {"data": self.cfg.task.data}  # which has its dictionary, dict.txt
         state = read_language_model(path, overrides)
-        try:
+        with building("--lm-path", path):
             (model,), _ = checkpoint_utils.load_model_ensemble([path], overrides, None, state=state)
-        except Exception as error:
-            raise misfit("--lm-path", path, error) from error
         return self.prepared(model)
 
     def prepared(self, model: FairseqEncoderDecoderModel) -> FairseqEncoderDecoderModel:

@@ -142,4 +142,6 @@ def _check_checkpoints(error: BaseException, given: Mapping[str, Any]) -> None:
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_name == "load_model_ensemble_and_task" and isinstance(error, Exception):
             file = frame.f_locals["filename"]
-            raise misfit("--lm-path" if file == given.get("lm_path") else "--path", file, error)
+            found = misfit("--lm-path" if file == given.get("lm_path") else "--path", file, error)
+            if found is not None:
+                raise found

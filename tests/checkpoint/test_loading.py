@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fairseq_plugins
-from fairseq_plugins.checkpoint.loading import check_task
+from fairseq_plugins.checkpoint.loading import building, check_task
 from fairseq_plugins.errors import ConfigurationError
 from tests.errors import error_about
 from tests.support import make_args, make_task, make_transformer
@@ -70,3 +70,24 @@ def test_a_file_is_refused_as_verifier_of_the_api_and_of_training(tmp_path: Path
     task.cfg.verifier_path = str(checkpoint)
     with error_about("--verifier-path", message):
         task.training_verifier()
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (MemoryError(), None),
+        (ModuleNotFoundError("No module named 'fairscale'"), None),
+        (ConfigurationError("--other", None, "own"), None),
+        (AttributeError("no such thing"), r"cannot be built .* \(AttributeError: no such thing\)"),
+        (ValueError("7 heads"), r"cannot be built .* \(7 heads\)"),
+    ],
+)
+def test_only_errors_of_the_checkpoint_blame_it(error: Exception, shown: str | None) -> None:
+    with pytest.raises(type(error)) if shown is None else error_about("--path", f"x.pt: its model {shown}"):
+        with building("--path", "x.pt"):
+            raise error
+
+
+def test_weights_that_do_not_fit_are_named() -> None:
+    with error_about("--path", r"x.pt: its weights do not fit .*size mismatch"), building("--path", "x.pt"):
+        torch.nn.Linear(2, 3).load_state_dict(torch.nn.Linear(3, 3).state_dict())
