@@ -59,7 +59,8 @@ def average(files: Sequence[Path]) -> dict[str, Any]:
     total: dict[str, Tensor] = {}
     state: dict[str, Any] = {}
     for file in files:
-        extra = read_state(str(file), "checkpoint")[0].get("extra_state") or {}  # as later versions of fairseq have it
+        # `read_state` upgrades checkpoints of earlier versions of fairseq, which keep the epoch elsewhere.
+        extra = read_state(str(file), "checkpoint")[0].get("extra_state") or {}
         state = torch.load(file, map_location="cpu")
         weights = state["model"]
         shapes = {name: value.shape for name, value in weights.items()}
