@@ -137,8 +137,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def one_line(text: object, length: int | None = None) -> str:
-    """Return a text or an error without line breaks, and with at most this many characters."""
-    return " ".join(str(text).split())[:length]
+    """Return a text or an error without line breaks, and with at most this many characters.
+
+    Control characters, which would command the terminal, and halves of characters are escaped.
+    """
+    line = " ".join(str(text).split())
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)[:length]
 
 
 # Also of the compiled kernels (csrc/limits.cpp).

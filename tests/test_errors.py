@@ -37,6 +37,7 @@ def test_options_are_spelled_by_whoever_shows_them() -> None:
         (("--int8", None, "rounds", "leave out {--bf16}"), 'int8: rounds; leave out precision="bf16"'),
         (("text[3]", None, "is too long", "split it"), "text[3]: is too long; split it"),
         ((None, Path("x.txt"), "is\nempty"), "x.txt: is empty"),
+        ((None, Path("\x1b[31mx\udcff"), "is empty"), "\\x1b[31mx\\udcff: is empty"),
         ((None, None, "out of memory", "lower {--max-tokens}"), "out of memory; lower max_tokens="),
         (("--beam", None, "give {--beam 5}, {--drafts FILE}"), 'beam: give beam=5, drafts="FILE"'),
     ],

@@ -1,7 +1,6 @@
 """Which files make a model: verifier, drafter, dictionaries and subwords, found in a folder or named one by one."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from fairseq_plugins.conversion.cache import converted, is_hugging_face
 from fairseq_plugins.conversion.settings import LoadSettings
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.files import CHECKPOINTS, missing_folder
+from fairseq_plugins.shared.files import CHECKPOINTS, first_of, missing_folder
 from fairseq_plugins.shared.languages import find_languages
 
 GPT2_FILES = ("encoder.json", "vocab.bpe")
@@ -77,11 +76,11 @@ def find_files(
         if home is None:
             raise ConfigurationError(None, None, "no model is named", "give a folder, or {--path} and {--data}")
         names = ["blockwise.pt"] if heads else CHECKPOINTS
-        verifier = _first_of(names, home)
+        verifier = first_of(home, *names)
         if verifier is None:
             raise ConfigurationError(None, home / names[0], "no such file", "give {--path}, or a folder that has it")
     if drafter is None and home is not None:
-        drafter = _first_of(["drafter.pt"], home)
+        drafter = first_of(home, "drafter.pt")
     where = data if data is not None else home
     if where is None:
         raise ConfigurationError("--data", None, "is missing", "give the folder of the dictionaries, dict.LANGUAGE.txt")
@@ -116,19 +115,6 @@ def find_files(
     )
 
 
-def _first_of(names: Sequence[str], folder: Path) -> Path | None:
-    """Return the first of these files that a folder has; None if it has none.
-
-    Raises:
-        ConfigurationError: for a link that leads nowhere, and for what is no file: the model would be another without.
-    """
-    found = next((folder / name for name in names if os.path.lexists(folder / name)), None)
-    if found is not None and not found.is_file():
-        problem = "leads to no file" if found.is_symlink() else "is not a file"
-        raise ConfigurationError(None, found, problem, "copy it again, or remove it")
-    return found
-
-
 def find_subwords(folder: Path, given: str | Path | None = None) -> Path | None:
     """Return the file of subwords, or the folder of GPT-2's; None if none is `given` and `folder` has none.
 
@@ -136,7 +122,7 @@ def find_subwords(folder: Path, given: str | Path | None = None) -> Path | None:
         ConfigurationError: for a missing file.
     """
     if given is None:
-        found = _first_of(["subwords.model", "bpe.codes", "vocab.bpe"], folder)
+        found = first_of(folder, "subwords.model", "bpe.codes", "vocab.bpe")
     else:
         found = Path(given)
     if found is None:

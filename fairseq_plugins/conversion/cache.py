@@ -24,7 +24,8 @@ def converted(folder: Path) -> Path:
         ConfigurationError: as `convert`.
     """
     # A changed file has another size or time, so its model is converted again.
-    stamp = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(folder.iterdir())]
+    files = [(file.name, file.stat()) for file in sorted(folder.iterdir()) if file.exists()]
+    stamp = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
     key = hashlib.sha256(repr((_FORMAT, folder.resolve(), stamp)).encode()).hexdigest()[:16]
     target = cache_folder() / f"{folder.resolve().name}.{key}"
     from fairseq_plugins.conversion.convert import convert  # which most programs need not import

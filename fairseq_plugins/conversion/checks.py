@@ -28,10 +28,7 @@ def check_subwords(folder: Path, source: Path, symbols: Sequence[str]) -> None:
     file = folder / "subwords.model"
     if not file.is_file():
         return
-    try:
-        model = sentencepiece.SentencePieceProcessor(model_file=str(file))
-    except (OSError, RuntimeError) as error:
-        raise ConfigurationError(None, source, "its sentencepiece model cannot be read", "copy it again") from error
+    model = sentencepiece.SentencePieceProcessor(model_file=str(file))
     known = set(symbols)
     pieces = [
         model.id_to_piece(number)

@@ -44,8 +44,9 @@ def convert(source: Path, target: Path, ignored: Collection[str] = ()) -> None:
     bpe = byte_level_bpe(source)
     vocabulary, subwords = Vocabulary(source, config, bpe), text_files(source, bpe)
     settings = _settings_of(config, vocabulary, ignored)
+    state = _state(source, config, vocabulary)
     with new_folder(target, "OUT") as folder:
-        write_checkpoint(folder / "verifier.pt", _state(source, config, vocabulary), "OUT")
+        write_checkpoint(folder / "verifier.pt", state, "OUT")
         for side in ("src", "tgt"):
             write_atomically(folder / f"dict.{side}.txt", vocabulary.lines(), "OUT")
         for name, content in subwords.items():

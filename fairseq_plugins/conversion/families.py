@@ -9,6 +9,7 @@ from fairseq.models.transformer import base_architecture
 from msgspec import Meta
 
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.files import first_of
 from fairseq_plugins.shared.typed_values import checked, read_json
 
 
@@ -75,13 +76,13 @@ class Config:
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "config.json"
-        if not self.file.is_file():
+        if first_of(folder, self.file.name) is None:
             remedy = "give a folder that save_pretrained wrote, or {--int8} for one of fairseq's"
             raise ConfigurationError(None, self.file, "no such file", remedy)
-        generation = folder / "generation_config.json"
+        generation = first_of(folder, "generation_config.json")
         self.values: dict[str, Any] = {}
         self.own: dict[str, Any] = {}  # those of config.json
-        for file in (generation, self.file) if generation.is_file() else (self.file,):
+        for file in (self.file,) if generation is None else (generation, self.file):
             settings: dict[str, Any] = read_json(file, dict[str, Any])
             self.own = {name: value for name, value in settings.items() if value is not None}
             self.values |= self.own

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.files import first_of
 from fairseq_plugins.shared.typed_values import read_json
 
 _FILE = "generation_config.json"
@@ -66,9 +67,10 @@ def generation_options(
             model does not set.
     """
     file, settings = folder / "config.json", {name: config[name] for name in _OF_CONFIG & config.keys()}
-    if (folder / _FILE).is_file():
-        file = folder / _FILE
-        settings = read_json(file, dict[str, Any])
+    found = first_of(folder, _FILE)
+    if found is not None:
+        file = found
+        settings = read_json(found, dict[str, Any])
     settings = {name: value for name, value in settings.items() if value is not None}
     unknown = sorted(set(ignored) - settings.keys())
     if unknown:
@@ -76,8 +78,8 @@ def generation_options(
     settings = {name: value for name, value in settings.items() if name not in ignored}
     refused = sorted(name for name, value in settings.items() if _changes_output(name, value, config))
     if refused:
-        options = " ".join(f"--ignore {name}" for name in refused)
-        named = ", ".join(f"{name} {settings[name]!r:.40}" for name in refused)
+        options = " ".join(f"--ignore {name:.60}" for name in refused)
+        named = ", ".join(f"{name:.60} {settings[name]!r:.40}" for name in refused)
         problem = f"{named} would not be honoured, and outputs would differ from Hugging Face's"
         raise ConfigurationError(None, file, problem, f"to go on: spec-dec-convert {folder} OUT {options}")
     return {**_options(file, settings), **_suppressed(file, settings, config, names)}
@@ -93,6 +95,8 @@ def _changes_output(name: str, value: Any, config: dict[str, Any]) -> bool:
         return not isinstance(value, list) or any(not isinstance(word, list) or len(word) != 1 for word in value)
     if name == "no_repeat_ngram_size":
         return bool(value == 1)
+    if name in ("eos_token_id", "decoder_start_token_id"):  # those of config.json count here, in Hugging Face these
+        return value not in (config.get(name, value), [config.get(name)])
     if name == "forced_bos_token_id":
         return not _is_first_token(value, config)
     if name == "forced_eos_token_id":
@@ -117,9 +121,7 @@ def _suppressed(
         if name == "bad_words_ids":
             # Hugging Face leaves out EOS here.
             tokens = [token for (token,) in tokens if token != config.get("eos_token_id")]
-        known = (
-            [token for token in tokens if isinstance(token, int) and token in names] if isinstance(tokens, list) else []
-        )
+        known = [token for token in tokens if type(token) is int and token in names] if isinstance(tokens, list) else []
         if not isinstance(tokens, list) or len(known) < len(tokens):
             problem = f"{name} is {settings[name]!r:.60}, not ids of the model"
             raise ConfigurationError(None, file, problem, "copy it again")
@@ -134,11 +136,12 @@ def _options(file: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the options for lengths, repetitions and the length penalty."""
     for name in ("max_length", "max_new_tokens", "min_length", "min_new_tokens", "no_repeat_ngram_size"):
         value = settings.get(name, 0)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        if type(value) is not int or not 0 <= value < 2**31:
             raise ConfigurationError(None, file, f"{name} is {value!r}, not a number of tokens", "copy it again")
     penalty = settings.get("length_penalty", 1.0)
-    if isinstance(penalty, bool) or not isinstance(penalty, (int, float)):
-        raise ConfigurationError(None, file, f"length_penalty is {penalty!r}, not a number", "copy it again")
+    if type(penalty) not in (int, float) or not -70 <= penalty <= 70:  # as `Power` of decoding
+        problem = f"length_penalty is {penalty!r:.60}, not a number from -70 to 70"
+        raise ConfigurationError(None, file, problem, "copy it again")
     # Hugging Face counts the first token of the decoder's input, and EOS.
     least = max(settings.get("min_length", 0) - 1, settings.get("min_new_tokens", 0), 0)
     options: dict[str, Any] = {"min_len": least}
@@ -146,6 +149,9 @@ def _options(file: Path, settings: dict[str, Any]) -> dict[str, Any]:
     if longest > 0:
         # A forced EOS is the last of these tokens; fairseq adds it.
         options["max_len_b"] = longest - 1 if "forced_eos_token_id" in settings else longest
+    if least > options.get("max_len_b", least):
+        problem = f"its shortest output has {least} tokens, its longest {longest}"
+        raise ConfigurationError(None, file, problem, "copy it again")
     if settings.get("no_repeat_ngram_size"):
         options["no_repeat_ngram_size"] = settings["no_repeat_ngram_size"]
     if penalty != 1.0:

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypedDict
 
@@ -91,6 +92,18 @@ def sentencepiece_model(file: Path) -> bytes:
     return serialized
 
 
+def pairs_of(file: Path, merges: Sequence[str | tuple[str, str]], vocabulary: Container[str]) -> list[tuple[str, str]]:
+    """Return the pairs that merges join, best first; raise ConfigurationError unless they join tokens to tokens."""
+    pairs = []
+    for merge in merges:
+        left, _, right = merge.partition(" ") if isinstance(merge, str) else (merge[0], "", merge[1])
+        if any(piece not in vocabulary for piece in (left, right, left + right)):
+            problem = f"its merge {left + ' ' + right!r:.60} does not join two tokens to one of the vocabulary"
+            raise ConfigurationError(None, file, problem, "copy the model again")
+        pairs.append((left, right))
+    return pairs
+
+
 def _scores_of_bpe(
     file: Path, vocabulary: dict[str, int], merges: list[str | tuple[str, str]], special: set[str]
 ) -> dict[str, float]:
@@ -99,7 +112,7 @@ def _scores_of_bpe(
     A tokenizer joins the pair first that comes first in its list. That is the same if the list has all pairs of a
     piece, one after the other, as those have that are made from a model of sentencepiece.
     """
-    pairs = [tuple(pair.split(" ")) if isinstance(pair, str) else pair for pair in merges]
+    pairs = pairs_of(file, merges, vocabulary)
     listed = set(pairs)
     scores: dict[str, float] = {}
     last = None

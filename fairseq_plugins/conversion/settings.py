@@ -7,9 +7,25 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.typed_values import read_json
+from fairseq_plugins.shared.typed_values import checked, read_json
 
 _FILE = "load.json"
+
+
+class _Options(TypedDict, total=False):
+    """Those that spec-dec-convert writes. Others of `load` name files, which a model's folder must not choose."""
+
+    source_lang: str
+    target_lang: str
+    source_first_token: str
+    forced_first_token: str
+    suppress_tokens: list[str]
+    begin_suppress_tokens: list[str]
+    min_len: int
+    max_len_b: int
+    no_repeat_ngram_size: int
+    lenpen: float
+    int8: bool
 
 
 class _Contents(TypedDict):
@@ -40,7 +56,15 @@ class LoadSettings:
         file = folder / _FILE
         if not os.path.lexists(file):
             return cls()
-        values: _Contents = read_json(file, _Contents, "convert the model again with spec-dec-convert")
+        remedy = "convert the model again with spec-dec-convert"
+        values: _Contents = read_json(file, _Contents, remedy)
+        unknown = values["options"].keys() - _Options.__annotations__.keys()
+        if unknown:
+            raise ConfigurationError(None, file, f"option {min(unknown)!r:.60} is not of a model", remedy)
+        try:
+            checked(values["options"], _Options)
+        except ValueError as error:
+            raise ConfigurationError(None, file, f"its options are not right ({error})", remedy) from error
         return cls(**values)
 
     def write(self, folder: Path) -> None:

@@ -8,8 +8,9 @@ from typing import TypedDict
 import sentencepiece
 
 from fairseq_plugins.conversion.families import Config, TokenId
-from fairseq_plugins.conversion.sentencepiece_model import Tokenizer, sentencepiece_model
+from fairseq_plugins.conversion.sentencepiece_model import Tokenizer, pairs_of, sentencepiece_model
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.files import first_of, read_file
 from fairseq_plugins.shared.typed_values import read_json
 
 ByteLevelBPE = tuple[dict[str, int], list[str]]
@@ -99,23 +100,23 @@ def _check_symbols(folder: Path, symbols: Sequence[str]) -> None:
 
 def byte_level_bpe(folder: Path) -> ByteLevelBPE | None:
     """Return vocabulary and merges of GPT-2's byte-level subwords, None for other subwords."""
-    vocabulary, merges, tokenizer = (folder / name for name in ("vocab.json", "merges.txt", "tokenizer.json"))
-    if vocabulary.is_file() and merges.is_file():
+    vocabulary, merges, tokenizer = (first_of(folder, name) for name in ("vocab.json", "merges.txt", "tokenizer.json"))
+    if vocabulary is not None and merges is not None:
         try:
-            lines = merges.read_bytes().decode("utf-8").split("\n")
+            lines = read_file(merges).decode("utf-8").split("\n")
         except UnicodeDecodeError as error:
             raise ConfigurationError(None, merges, f"is not text in UTF-8 ({error.reason})", "copy it again") from error
-        return read_json(vocabulary, dict[str, TokenId]), [
-            line for line in lines if line and not line.startswith("#version")
-        ]
-    values: Tokenizer = read_json(tokenizer, Tokenizer) if tokenizer.is_file() else {}
-    if (values.get("decoder") or {}).get("type") != "ByteLevel":
+        known: dict[str, int] = read_json(vocabulary, dict[str, TokenId])
+        pairs = pairs_of(merges, [line for line in lines if line and not line.startswith("#version")], known)
+        return known, [" ".join(pair) for pair in pairs]
+    values: Tokenizer = {} if tokenizer is None else read_json(tokenizer, Tokenizer)
+    if tokenizer is None or (values.get("decoder") or {}).get("type") != "ByteLevel":
         return None
     own = values.get("model", {})
     pieces = own.get("vocab")
     if not isinstance(pieces, dict):
         raise ConfigurationError(None, tokenizer, "has no vocabulary of byte-level subwords", "copy it again")
-    return pieces, [pair if isinstance(pair, str) else " ".join(pair) for pair in own.get("merges", [])]
+    return pieces, [" ".join(pair) for pair in pairs_of(tokenizer, own.get("merges", []), pieces)]
 
 
 def text_files(folder: Path, bpe: ByteLevelBPE | None) -> dict[str, bytes]:
@@ -130,12 +131,16 @@ def text_files(folder: Path, bpe: ByteLevelBPE | None) -> dict[str, bytes]:
         vocabulary, merges = bpe
         lines = "\n".join(["#version: 0.2", *merges, ""])
         return {"encoder.json": json.dumps(vocabulary).encode(), "vocab.bpe": lines.encode()}
-    for name in ("source.spm", "sentencepiece.bpe.model"):
-        if (folder / name).is_file():
-            return {"subwords.model": (folder / name).read_bytes()}
-    if (folder / "tokenizer.json").is_file():
-        return {"subwords.model": sentencepiece_model(folder / "tokenizer.json")}
-    return {}
+    file = first_of(folder, "source.spm", "sentencepiece.bpe.model")
+    tokenizer = first_of(folder, "tokenizer.json")
+    if file is not None:
+        content = read_file(file)
+    elif tokenizer is not None:
+        file, content = tokenizer, sentencepiece_model(tokenizer)
+    else:
+        return {}
+    _sentencepiece(file, content)
+    return {"subwords.model": content}
 
 
 def read_names(folder: Path) -> dict[int, str]:
@@ -145,8 +150,12 @@ def read_names(folder: Path) -> dict[int, str]:
         ConfigurationError: for a folder without a vocabulary.
     """
     names: dict[int, str]
-    if (folder / "tokenizer.json").is_file():
-        tokenizer: Tokenizer = read_json(folder / "tokenizer.json", Tokenizer)
+    file = first_of(folder, "tokenizer.json", "vocab.json", "sentencepiece.bpe.model")
+    if file is None:
+        problem = "has no vocabulary (tokenizer.json, vocab.json or sentencepiece.bpe.model)"
+        raise ConfigurationError(None, folder, problem, "save the tokenizer into it with save_pretrained")
+    if file.name == "tokenizer.json":
+        tokenizer: Tokenizer = read_json(file, Tokenizer)
         vocabulary = tokenizer.get("model", {}).get("vocab", {})
         # A list of (piece, score) for unigram models, else piece -> id.
         if isinstance(vocabulary, list):
@@ -154,26 +163,24 @@ def read_names(folder: Path) -> dict[int, str]:
         else:
             names = {number: piece for piece, number in vocabulary.items()}
         names |= {token["id"]: token["content"] for token in tokenizer.get("added_tokens", ())}
-    elif (folder / "vocab.json").is_file():
-        pieces_of_ids: dict[str, int] = read_json(folder / "vocab.json", dict[str, TokenId])
+    elif file.name == "vocab.json":
+        pieces_of_ids: dict[str, int] = read_json(file, dict[str, TokenId])
         names = {number: piece for piece, number in pieces_of_ids.items()}
-    elif (folder / "sentencepiece.bpe.model").is_file():
-        pieces = _sentencepiece(folder / "sentencepiece.bpe.model")
+    else:
+        pieces = _sentencepiece(file, read_file(file))
         # The tokenizers of mBART and NLLB replace the first three pieces by fairseq's four special symbols.
         names = dict(enumerate([*SPECIAL, *(pieces.id_to_piece(number) for number in range(3, len(pieces)))]))
-    else:
-        problem = "has no vocabulary (tokenizer.json, vocab.json or sentencepiece.bpe.model)"
-        raise ConfigurationError(None, folder, problem, "save the tokenizer into it with save_pretrained")
     return _with_added_tokens(folder, names)
 
 
 def _with_added_tokens(folder: Path, names: dict[int, str]) -> dict[int, str]:
     """Add tokens that other files number, then languages and the mask after all others."""
-    numbered, listed = folder / "added_tokens.json", ("special_tokens_map.json", "tokenizer_config.json")
-    if numbered.is_file():
+    numbered = first_of(folder, "added_tokens.json")
+    if numbered is not None:
         added: dict[str, int] = read_json(numbered, dict[str, TokenId])
         names = names | {number: name for name, number in added.items()}
-    files = [folder / name for name in listed if (folder / name).is_file()]
+    listed = (first_of(folder, name) for name in ("special_tokens_map.json", "tokenizer_config.json"))
+    files = [file for file in listed if file is not None]
     tokenizer_settings: list[_TokenizerSettings] = [read_json(file, _TokenizerSettings) for file in files]
     for file, settings in zip(files, tokenizer_settings, strict=True):
         for number, token in settings.get("added_tokens_decoder", {}).items():
@@ -205,8 +212,10 @@ def _content(token: str | _Content) -> str:
     return token if isinstance(token, str) else token["content"]
 
 
-def _sentencepiece(file: Path) -> sentencepiece.SentencePieceProcessor:
+def _sentencepiece(file: Path, content: bytes) -> sentencepiece.SentencePieceProcessor:
+    model = sentencepiece.SentencePieceProcessor()
     try:
-        return sentencepiece.SentencePieceProcessor(model_file=str(file))
-    except (OSError, RuntimeError) as error:
+        model.LoadFromSerializedProto(content)
+    except RuntimeError as error:
         raise ConfigurationError(None, file, "not a model of sentencepiece", "copy it again") from error
+    return model

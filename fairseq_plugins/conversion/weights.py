@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fairseq_plugins.conversion.families import Config
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.files import first_of
 from fairseq_plugins.shared.typed_values import read_json
 
 # A token that the model lacks must never be the best one; -1e9 would be infinite in half precision.
@@ -28,22 +29,28 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """Return all tensors of model.safetensors, or of the files that its index lists.
 
     Raises:
-        ConfigurationError: for a missing or truncated file.
+        ConfigurationError: for a missing or truncated file, and for integers and NaN.
     """
-    files = [folder / "model.safetensors"]
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
+    names = ["model.safetensors"]
+    index = first_of(folder, "model.safetensors.index.json")
+    if index is not None:
         listed: _Index = read_json(index, _Index)
-        files = [folder / Path(name).name for name in sorted(set(listed["weight_map"].values()))]
+        names = [Path(name).name for name in sorted(set(listed["weight_map"].values()))]
     weights: dict[str, Tensor] = {}
-    for file in files:
-        if not file.is_file():
+    for name in names:
+        file = first_of(folder, name)
+        if file is None:
             remedy = "save the model with save_pretrained, which writes safetensors (pytorch_model.bin is not read)"
-            raise ConfigurationError(None, file, "no such file", remedy)
+            raise ConfigurationError(None, folder / name, "no such file", remedy)
         try:
             weights |= load_file(file)
         except (SafetensorError, OSError) as error:
             raise ConfigurationError(None, file, f"truncated or not safetensors ({error})", "copy it again") from error
+    for name, value in weights.items():
+        if not value.is_floating_point() or value.isnan().any():
+            found = "NaN" if value.is_floating_point() else f"values of {value.dtype}"
+            problem = f"its tensor {name} has {found} in place of real numbers"
+            raise ConfigurationError(None, folder, problem, "copy the model again, or save it without quantization")
     return weights
 
 
@@ -56,8 +63,9 @@ def fairseq_weights(weights: dict[str, Tensor], config: Config, order: Sequence[
         order: see `Vocabulary`.
 
     Raises:
-        ConfigurationError: for a tensor that is missing or unknown.
+        ConfigurationError: for a tensor that is missing, unknown, or of another size than the settings say.
     """
+    _check_sizes(weights, config)
     converted = {}
     for name, value in weights.items():
         if ".layers." in name or ".layer_norm." in name or ".layernorm_embedding." in name:
@@ -102,6 +110,20 @@ def _embedding(weights: dict[str, Tensor], config: Config) -> Tensor:
     if tables[0].dim() != 2 or len(tables[0]) != config["vocab_size"]:
         raise ConfigurationError(None, config.file, f"vocab_size is not {len(tables[0])}, the rows of the embedding")
     return tables[0]
+
+
+def _check_sizes(weights: dict[str, Tensor], config: Config) -> None:
+    """Compare the numbers of layers and their widths, before fairseq makes a model of those sizes."""
+    for side in ("encoder", "decoder"):
+        first = weights.get(f"model.{side}.layers.0.fc1.weight")
+        rows, columns = first.shape if first is not None and first.dim() == 2 else (0, 0)
+        layers = sum(f"{side}.layers." in name and name.endswith(".fc1.weight") for name in weights)
+        found = {f"{side}_layers": layers, f"{side}_ffn_dim": rows, "d_model": columns}
+        for name, size in found.items():
+            if config[name] != size:
+                raise ConfigurationError(
+                    None, config.file, f"{name} is {config[name]}, and {size} in the weights", "copy it again"
+                )
 
 
 def _in_order(rows: Tensor, order: Sequence[int | None], missing: float) -> Tensor:

@@ -104,6 +104,27 @@ def nearest_checkpoint(path: str) -> str:
     return "" if found is None else f", such as {os.path.join(folder, found)}"
 
 
+def first_of(folder: Path, *names: str) -> Path | None:
+    """Return the first of these files that a folder has; None if it has none.
+
+    Raises:
+        ConfigurationError: for a link that leads nowhere, and for what is no file: the model would be another without.
+    """
+    found = next((folder / name for name in names if os.path.lexists(folder / name)), None)
+    if found is not None and not found.is_file():
+        problem = "leads to no file" if found.is_symlink() and not found.exists() else "is not a file"
+        raise ConfigurationError(None, found, problem, "copy it again, or remove it")
+    return found
+
+
+def read_file(file: Path, remedy: str = "copy it again") -> bytes:
+    """Return the content of a file; raise ConfigurationError if it cannot be read."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(None, file, f"cannot be read ({error.strerror})", remedy) from error
+
+
 def cache_folder() -> Path:
     """Return the user's folder of files that can be made again: $XDG_CACHE_HOME/fairseq-spec-dec, or in ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "fairseq-spec-dec")

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import msgspec
 
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.files import read_file
 
 T = TypeVar("T")
 
@@ -48,10 +49,9 @@ def read_json(file: Path, kind: type[T] | Any = Any, remedy: str = "copy it agai
     Raises:
         ConfigurationError: for a file that cannot be read or has other values.
     """
+    content = read_file(file, remedy)
     try:
-        return parse_json(file.read_bytes(), kind)
-    except OSError as error:
-        raise ConfigurationError(None, file, f"cannot be read ({error.strerror})", remedy) from error
+        return parse_json(content, kind)
     except ValueError as error:
         raise ConfigurationError(None, file, f"cannot be read as JSON ({error})", remedy) from error
 

@@ -39,9 +39,10 @@ def test_load_converts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_errors_name_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "README.md").symlink_to("nowhere")  # a file that does not count
     with pytest.raises(ConfigurationError, match="model_type 'llama' is not converted"):
         fairseq_plugins.load(tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+    assert {file.name for file in tmp_path.iterdir()} == {"config.json", "README.md"}
 
 
 def test_other_files_of_a_trainer_do_not_matter(tmp_path: Path) -> None:

@@ -64,9 +64,14 @@ def test_multilingual_models_need_their_languages(tmp_path: Path) -> None:
     assert (model.source_lang, model.target_lang, model.max_source_tokens) == ("eng_Latn", "deu_Latn", 63)
     with pytest.raises(ConfigurationError, match="text: has 64 tokens, and the model reads at most 63"):
         model.translate("w7 " * 63)
-    (out / "load.json").write_text("{}")
-    with refused("load.json: cannot be read .*missing.*`languages`.*; convert the model again"):
-        fairseq_plugins.load(out, device="cpu")
+    for settings, message in (
+        ("{}", "cannot be read .*missing.*`languages`"),
+        ('{"languages": {}, "options": {"lm_path": "/etc/passwd"}}', "option 'lm_path' is not of a model"),
+        ('{"languages": {}, "options": {"min_len": "1"}}', "its options are not right .*min_len"),
+    ):
+        (out / "load.json").write_text(settings)
+        with refused(f"load.json: {message}.*; convert the model again"):
+            fairseq_plugins.load(out, device="cpu")
 
 
 @pytest.mark.parametrize("decoder", ["beam", "jacobi"])

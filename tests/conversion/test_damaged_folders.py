@@ -7,11 +7,13 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 import fairseq_plugins
 from fairseq_plugins.conversion.convert import convert
@@ -92,6 +94,73 @@ def test_damaged_folders(name: str, folders: dict[str, Path], tmp_path: Path) ->
             raise AssertionError(done) from error
         shutil.rmtree(copy)
     assert set(outcomes) == {"loaded", "refused"}
+
+
+def with_tensors(folder: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    file = folder / "model.safetensors"
+    save_file({name: change(value) for name, value in load_file(file).items()}, file)
+
+
+def with_json(folder: Path, file: str, change: Callable[[Any], Any]) -> None:
+    value = json.loads((folder / file).read_text())
+    change(value)
+    (folder / file).write_text(json.dumps(value))
+
+
+# What is done to a folder -> the error, which names the file.
+CRAFTED: dict[str, tuple[str, Callable[[Path], Any], str]] = {
+    "pickle": ("marian", lambda to: (to / "model.safetensors").rename(to / "pytorch_model.bin"), "bin is not read"),
+    "integers": ("marian", lambda to: with_tensors(to, torch.Tensor.int), "values of torch.int32 in place of real"),
+    "NaN": ("marian", lambda to: with_tensors(to, lambda value: value * torch.nan), "NaN in place of real numbers"),
+    "width": ("marian", lambda to: with_json(to, "config.json", lambda v: v.update(d_model=2**16)),
+              "config.json: d_model is 65536, and 32 in the weights"),
+    "layers": ("marian", lambda to: with_json(to, "config.json", lambda v: v.update(encoder_layers=999)),
+               "config.json: encoder_layers is 999, and 2 in"),
+    "lengths": ("marian", lambda to: with_json(to, "generation_config.json",
+                                               lambda v: v.update(min_length=9, max_length=5)),
+                "generation_config.json: its shortest output has 8 tokens, its longest 4"),
+    "shard outside": ("marian", lambda to: (to / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"w": "../outside"}}'), "outside: no such file"),
+    "shard without end": ("marian", lambda to: (to / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"w": "x" * 500}})), "x: no such file"),
+    "control characters": ("marian", lambda to: (to / "model.safetensors.index.json").write_text(
+        r'{"weight_map": {"w": "\u001b[31m"}}'), r"\\x1b\[31m: no such file"),
+    "empty subwords": ("marian", lambda to: (to / "source.spm").write_bytes(b""), "source.spm: not a model"),
+    "merges": ("bart", lambda to: (to / "merges.txt").write_text("a secret\n"), "merges.txt: its merge 'a secret'"),
+    "merges in JSON": ("nllb", lambda to: [(to / "sentencepiece.bpe.model").unlink(), with_json(
+        to, "tokenizer.json", lambda v: v["model"]["merges"].append("a"))], "tokenizer.json: its merge 'a '"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CRAFTED)
+def test_crafted_folders(case: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    """Refused before anything is written, with the file that is wrong."""
+    name, craft, error = CRAFTED[case]
+    shutil.copytree(folders[name], tmp_path / "hf")
+    craft(tmp_path / "hf")
+    with refused(f"{tmp_path}/hf.*{error}"):
+        convert(tmp_path / "hf", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+READ = ("config.json", "generation_config.json", "model.safetensors", "source.spm", "tokenizer_config.json",
+        "vocab.json", "tokenizer.json", "added_tokens.json", "special_tokens_map.json",
+        "model.safetensors.index.json")  # fmt: skip
+
+
+@pytest.mark.parametrize("file", READ)
+def test_what_is_no_file_is_refused(file: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    """Without it the model would be another. A pipe would never end."""
+    folder = tmp_path / "hf"
+    shutil.copytree(folders["marian"], folder)
+    (folder / file).unlink(missing_ok=True)
+    os.mkfifo(folder / file)
+    with refused(f"hf/{file}: is not a file"):
+        convert(folder, tmp_path / "out")
+    (folder / file).unlink()
+    (folder / file).symlink_to("nowhere")
+    with refused(f"hf/{file}: leads to no file"):
+        convert(folder, tmp_path / "out")
 
 
 def test_files_of_other_models(folders: dict[str, Path], tmp_path: Path) -> None:

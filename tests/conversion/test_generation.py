@@ -57,6 +57,8 @@ REFUSED: dict[str, Any] = {
     "bad_words_ids": [[59], [7, 8]],
     "forced_eos_token_id": 7,
     "forced_bos_token_id": 7,
+    "eos_token_id": [0, 7],
+    "decoder_start_token_id": 7,
     "exponential_decay_length_penalty": [5, 1.1],
     "sequence_bias": [[[7], 2.0]],
     "guidance_scale": 1.5,
@@ -126,11 +128,14 @@ def test_settings_without_effect_are_taken(saved: Path, tmp_path: Path) -> None:
     [
         ("max_length", "9"),
         ("min_length", -1),
+        ("max_length", 2**31),
         ("length_penalty", "x"),
+        ("length_penalty", 10**30),
         ("suppress_tokens", [7, 60]),
         ("suppress_tokens", 7),
         ("begin_suppress_tokens", ["w7"]),
         ("bad_words_ids", [["w7"]]),
+        ("bad_words_ids", [[True]]),
     ],
 )
 def test_values_of_other_types(
