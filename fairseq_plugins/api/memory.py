@@ -19,6 +19,9 @@ FILE = "memory.jsonl"
 MAX_DRAFTS = 3
 """Most drafts of a sentence."""
 
+_START = b'{"source": "'
+"""Of each line that `add` writes."""
+
 MIN_SIMILARITY = 60
 """Least similarity of sources, in percent of their characters."""
 
@@ -85,7 +88,7 @@ class Memory:
         pairs = dict(zip(sources, targets, strict=True))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self._lock, open(self.path, "a+b") as file:
+            with self._lock, self._open("a+b") as file:
                 lock(file, self.path, wait=True)
                 try:
                     self._append(file, pairs)
@@ -98,11 +101,13 @@ class Memory:
     def _append(self, file: IO[bytes], pairs: Mapping[str, str]) -> None:
         """Append the new ones of pairs of source and target."""
         rest = self._read(file)
-        if _pair(rest) is None:
+        if _pair(rest) is not None:
+            file.write(b"\n")
+        elif rest.startswith(_START) or _START.startswith(rest):
             # A killed process left part of a line.
             file.truncate(self._end)
         else:
-            file.write(b"\n")
+            raise self._wrong_line()
         for source, target in pairs.items():
             if not is_blank(source) and not is_blank(target) and self._targets.get(source) != target:
                 line = json.dumps({"source": source, "target": target}, ensure_ascii=False)
@@ -125,13 +130,18 @@ class Memory:
 
     def _refresh(self) -> None:
         try:
-            with self._lock, open(self.path, "rb") as file:
+            with self._lock, self._open("rb") as file:
                 self._read(file)
         except FileNotFoundError:
             return
         except OSError as error:
             problem = f"cannot be read ({error.strerror})"
             raise ConfigurationError("--memory", self.path, problem, "give a folder") from error
+
+    def _open(self, mode: str) -> IO[bytes]:
+        if self.path.exists() and not self.path.is_file():  # to open a pipe would wait
+            raise ConfigurationError("--memory", self.path, "is not a regular file", "give a folder of its own")
+        return open(self.path, mode)
 
     def _read(self, file: IO[bytes]) -> bytes:
         """Read the whole lines added since the last call; return the bytes after them."""
@@ -142,7 +152,7 @@ class Memory:
         for line in lines:
             pair = _pair(line)
             if pair is None:
-                raise ConfigurationError("--memory", self.path, f"line {self._lines + 1} is no output", "remove it")
+                raise self._wrong_line()
             source, target = pair
             if source not in self._targets:
                 self._sources.append(source)
@@ -150,6 +160,9 @@ class Memory:
             self._end += len(line) + 1
             self._lines += 1
         return rest
+
+    def _wrong_line(self) -> ConfigurationError:
+        return ConfigurationError("--memory", self.path, f"line {self._lines + 1} is no output", "remove it")
 
 
 class _Pair(TypedDict):

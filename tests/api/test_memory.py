@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -123,7 +124,26 @@ def test_other_files_are_refused(tmp_path: Path, line: str) -> None:
         Memory(tmp_path)
     for folder in (tmp_path / FILE, tmp_path / "folder"):
         (tmp_path / "folder" / FILE).mkdir(parents=True, exist_ok=True)
-        with refused("memory.jsonl: cannot be read"):
+        with refused("memory.jsonl: (cannot be read|is not a regular file)"):
+            Memory(folder)
+
+
+def test_nothing_of_the_user_is_cut_off(tmp_path: Path) -> None:
+    """Only what begins as our lines do is part of one."""
+    for text in ("notes without an end of line", '{"source": "a", "target": "b"}\n{"target": "', "{ ", "\x80\x05"):
+        (tmp_path / FILE).write_text(text)
+        with refused(f"line {1 + text.count(chr(10))} is no output; remove it"):
+            Memory(tmp_path).add(["a source"], ["its target"])
+        assert (tmp_path / FILE).read_text() == text
+
+
+def test_a_pipe_or_a_device_is_no_memory(tmp_path: Path) -> None:
+    """Reading them would not end."""
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / FILE)
+    (tmp_path / FILE).symlink_to("/dev/zero")
+    for folder in (tmp_path, tmp_path / "pipe"):
+        with refused("is not a regular file"):
             Memory(folder)
 
 
