@@ -155,7 +155,8 @@ def explain(error: BaseException) -> ConfigurationError | None:
         return error
     reason = one_line(error, 200)
     if isinstance(error, AssertionError) and reason.startswith("--"):  # of fairseq's commands, about their options
-        return ConfigurationError(None, None, reason, "--decoder beam alone samples" if "--sampling" in reason else "")
+        both = "give both the number of samples, such as {--beam 1} {--nbest 1}"
+        return ConfigurationError(None, None, reason, both if "--sampling" in reason else "")
     if type(error).__name__ == "OutOfMemoryError":  # of PyTorch; by name, to avoid its import
         remedy = "lower {--batch-size} or {--max-tokens}, or decode with {--cpu}"
         return ConfigurationError(None, None, f"out of memory on the GPU ({reason})", remedy)

@@ -23,7 +23,7 @@ from fairseq_plugins.benchmarks.contenders import (
 from fairseq_plugins.checkpoint.session import precision, set_options
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.cli import CommandParser, not_negative, positive, positive_list
-from fairseq_plugins.shared.files import cache_folder
+from fairseq_plugins.shared.files import cache_folder, check_folder
 from fairseq_plugins.shared.parsing import as_config, check_paths, generation_parser, parse_arguments
 
 
@@ -122,6 +122,8 @@ def configure(argv: Sequence[str]) -> Setting:
     rows = all_contenders(torch.cuda.is_available() and "--cpu" not in argv, replaying)
     args = parse_arguments(get_parser(rows), [*(replay.ARGUMENTS if replaying else []), *argv])
     _check_replay(args)
+    if args.results is not None:
+        check_folder(args.results, "--results")
     converted = conversions(args.results)
     if replaying:
         models = (converted.with_name("replay"), args.replay, args.replay_drafter, args.replay_weights)

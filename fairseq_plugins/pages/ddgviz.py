@@ -22,7 +22,7 @@ from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages.ddg import SolvedSentence, trace
 from fairseq_plugins.shared.cli import CommandParser, run_command
-from fairseq_plugins.shared.files import write_atomically
+from fairseq_plugins.shared.files import check_folder, write_atomically
 from fairseq_plugins.shared.parsing import as_config, check_paths, generation_parser, parse_arguments
 
 logger = logging.getLogger("spec-dec-ddgviz")
@@ -132,6 +132,7 @@ def run(argv: Sequence[str]) -> None:
     except ModuleNotFoundError as error:
         raise ConfigurationError(error.name, None, "is not installed", "pip install '.[reports]'") from error
     numbers, folder = sentence_numbers(args.sentences), Path(args.output)
+    check_folder(folder, "--output")
     session = load(cfg)
     dataset = session.load(cfg.dataset.gen_subset)
     check(cfg, numbers, dataset, session.usable(dataset))

@@ -169,6 +169,8 @@ def _answer(request: Request, error: Exception) -> Response:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"] if part != "body")
         message = first["msg"]
+        if first["type"] == "json_invalid":
+            place, message = "", f"not JSON: {first['ctx']['error']}"
         if first["type"] == "extra_forbidden":
             name = str(first["loc"][-1])
             nearest = did_you_mean(name, {*v1.V1Request.model_fields, *v1.Options.model_fields})

@@ -72,6 +72,16 @@ def destination(path: str | Path, option: str) -> Destination:
     raise unwritable(path, option, OSError(code, os.strerror(code)))
 
 
+def check_folder(path: str | Path, option: str) -> None:
+    """Raise ConfigurationError if a folder cannot be made or written, before the work for it begins; make nothing."""
+    absolute = Path(path).absolute()
+    existing = next(folder for folder in (absolute, *absolute.parents) if folder.exists())
+    if not existing.is_dir():
+        raise ConfigurationError(option, path, f"{existing.name} is a file", "give a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise unwritable(path, option, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+
+
 def standard_stream(path: str | Path) -> TextIO | None:
     """Return standard output or error if the path leads to it: a file opened twice would overwrite itself."""
     for stream in (sys.stdout, sys.stderr):
@@ -262,6 +272,8 @@ def sha256(files: Sequence[Path]) -> str:
 def missing_folder(argument: str | None, folder: Path, expected: str) -> ConfigurationError:
     """Return the error for a folder that does not exist, which may be a name of the Hugging Face hub."""
     parts, hub = folder.parts, ""
-    if len(parts) == 2 and not (folder.is_absolute() or folder.parent.is_dir() or ".." in parts):
+    if parts and parts[0].startswith("~"):  # as within quotation marks
+        expected = f"it without ~: {os.path.expanduser(folder)}"
+    elif len(parts) == 2 and not (folder.is_absolute() or folder.parent.is_dir() or ".." in parts):
         hub = f"; models of the Hugging Face hub are not downloaded: hf download {folder} --local-dir {parts[1]}"
     return ConfigurationError(argument, folder, "no such folder", f"give {expected}{hub}")

@@ -133,7 +133,9 @@ def origin(args: argparse.Namespace) -> dict[str, Any]:
         "subwords": _in_folder(files.subwords),
         "input": [args.input],
     }
-    hashes = {name: sha256([Path(path) for path in paths if path is not None]) for name, paths in made_of.items()}
+    # `load` refuses files that are missing.
+    found = {name: [Path(path) for path in paths if path and Path(path).is_file()] for name, paths in made_of.items()}
+    hashes = {name: sha256(paths) for name, paths in found.items()}
     return {**given, **hashes}
 
 
@@ -286,32 +288,35 @@ def run(argv: Sequence[str]) -> None:
             say(f"{NAME}: {args.output} was translated before")
             return
         begun = chain([first], left)
-    model = load(
-        args.folder,
-        verifier=args.verifier,
-        drafter=args.drafter,
-        data=args.data,
-        decoder=args.decoder or (None if drafts is None else "reuse"),
-        task=args.task,
-        task_options=None
-        if args.task == "spec_dec"
-        else {name: options.pop(name) for name in set(options) - LOAD.known},
-        source_lang=args.source_lang,
-        target_lang=args.target_lang,
-        subwords=args.subwords,
-        tokenizer=args.tokenizer,
-        device=device,
-        precision=args.precision,
-        threads=args.threads,
-        **options,
-    )
-    if drafts is not None:
-        drafts.check(model)
-    translator = Translator(model, args, drafts)
-    if shards is not None:
-        _translate_shards(translator, shards, begun)
-    else:
-        _translate_stream(translator, output)
+    with ExitStack() as at_end:
+        if shards is not None:
+            at_end.callback(shards.remove_unused)
+        model = load(
+            args.folder,
+            verifier=args.verifier,
+            drafter=args.drafter,
+            data=args.data,
+            decoder=args.decoder or (None if drafts is None else "reuse"),
+            task=args.task,
+            task_options=None
+            if args.task == "spec_dec"
+            else {name: options.pop(name) for name in set(options) - LOAD.known},
+            source_lang=args.source_lang,
+            target_lang=args.target_lang,
+            subwords=args.subwords,
+            tokenizer=args.tokenizer,
+            device=device,
+            precision=args.precision,
+            threads=args.threads,
+            **options,
+        )
+        if drafts is not None:
+            drafts.check(model)
+        translator = Translator(model, args, drafts)
+        if shards is not None:
+            _translate_shards(translator, shards, begun)
+        else:
+            _translate_stream(translator, output)
 
 
 def _translate_shards(translator: Translator, shards: OutputShards, begun: Iterable[OutputShard]) -> None:

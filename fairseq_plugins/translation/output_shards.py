@@ -183,6 +183,15 @@ class OutputShards:
             raise unwritable(self.output.path, _OPTION, error) from error
         return True
 
+    def remove_unused(self) -> None:
+        """Remove the folder if nothing was translated, so that other options can be given after an error.
+
+        Only for one shard of one process, which has locked it.
+        """
+        if self.count == 1 and not self._run_id and _is_ours(self._folder):
+            if not any(file.stat().st_size for file in _own_files(self._folder) if file.name.startswith("0-of-1")):
+                _remove_folder(self._folder)
+
     def wait(self) -> None:
         """Wait until this or another process has joined the shards."""
         while is_own_file(self._folder / _ORIGIN) and not is_own_file(self._folder / _FINISHED):

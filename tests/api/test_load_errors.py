@@ -101,6 +101,8 @@ def test_names_of_the_hub_are_not_folders(monkeypatch: pytest.MonkeyPatch, tmp_p
     ) as error:
         fairseq_plugins.load("checkpoints/multi")
     assert "hub" not in str(error.value)
+    with pytest.raises(ConfigurationError, match=f"give it without ~: {Path.home() / 'none'}$"):
+        fairseq_plugins.load("~/none")
 
 
 def test_the_best_checkpoint_of_a_folder_is_found(tmp_path: Path) -> None:

@@ -122,6 +122,11 @@ def test_wrong_requests_are_refused_before_the_answer_begins(
         assert status == 400 and message in answer["error"]
 
 
+def test_a_body_that_is_no_json(client: Client) -> None:
+    status, _, answer = client.ask("POST", "/v1/translate", b"{nope", Content_Type="application/json")
+    assert (status, answer["error"][:19]) == (400, "the body: not JSON:")
+
+
 @pytest.mark.parametrize(
     ("path", "options", "message"),
     [

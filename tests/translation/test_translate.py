@@ -81,6 +81,16 @@ def test_alternatives(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--nbest 3: a line of text is one; add --output-format jsonl" in capsys.readouterr().err
 
 
+def test_a_refused_option_leaves_nothing(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither an option of `load` nor one of a call: the command without it may have the same output."""
+    for option, message in (("lenpem=1", "did you mean lenpen?"), ("tau=2", "is for --decoder gad++")):
+        assert translate(text, "--set", option) == 2
+        assert message in capsys.readouterr().err
+        assert [file.name for file in text.parent.iterdir()] == ["text.en"]
+    assert translate(text, "--beam", "4") == 2
+    assert [file.name for file in text.parent.iterdir()] == ["text.en"]
+
+
 def test_goes_on_where_it_was(
     text: Path, expected: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
