@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from fairseq_plugins.api.files import GPT2_FILES, ModelFiles
 from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.data.fastbpe_codes import FastBPECodesConfig, is_fastbpe
-from fairseq_plugins.errors import ConfigurationError, spelled
+from fairseq_plugins.errors import ConfigurationError, one_line, spelled
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +69,10 @@ def check_text_tools(session: TaskSession, subwords: str | None) -> None:
         _, bpe = session.text_tools
         if bpe is not None:
             bpe.encode("A dog.")
+    except ConfigurationError:
+        raise
     except (Exception, SystemExit) as error:  # subword-nmt ends the process
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error, 200) or type(error).__name__
         raise ConfigurationError("--subwords", subwords, f"cannot be read ({reason})", "copy the file again") from error
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,11 +63,14 @@ def read_state(path: str, option: str | None, overrides: dict[str, Any] | None =
     if not os.path.isfile(path) and not os.path.isdir(path):  # reading a pipe would wait forever
         raise ConfigurationError(option, path, "is not a regular file", "give a checkpoint that fairseq-train wrote")
     try:
-        state = (
-            _mapped_state(path, overrides)
-            if can_map(path)
-            else checkpoint_utils.load_checkpoint_to_cpu(path, overrides)
-        )
+        with warnings.catch_warnings():
+            # torch warns about files that it then refuses.
+            warnings.filterwarnings("ignore", "Detected pickle protocol|'torch.load' received", UserWarning)
+            state = (
+                _mapped_state(path, overrides)
+                if can_map(path)
+                else checkpoint_utils.load_checkpoint_to_cpu(path, overrides)
+            )
     except Exception as error:
         reason = _unreadable(error)
         if reason is None:

@@ -1,11 +1,13 @@
 """Errors of `load` for files that do not fit: one line with the argument that named the file."""
 
+import pickle
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,11 +73,24 @@ def test_symbols_of_fastbpe_contain_any_character_but_line_feed_and_space(
     assert set(FastBPECodes(FastBPECodesConfig(bpe_codes=str(file))).bpe.bpe_codes) == set(pairs)
 
 
-@pytest.mark.parametrize("text", ["a b 1 2\n", "", "a b\na b 1\n"])
-def test_other_codes_are_refused(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [*((text, "is neither") for text in ("a b 1 2\n", "", "a b\na b 1\n")), ("#version: 9.9\na b\n", "NotImplemented")],
+)
+def test_other_codes_are_refused(text: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "codes").write_text(text)
-    with refused("codes: .*is neither", "--subwords"):
+    with refused(f"codes: .*{problem}", "--subwords"):
         fairseq_plugins.load(MULTI30K, subwords=tmp_path / "codes", device="cpu")
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_other_checkpoints_are_refused_in_one_line(tmp_path: Path) -> None:
+    """torch warns about these, too."""
+    (tmp_path / "pickle.pt").write_bytes(pickle.dumps({"model": Path("x")}, 4))
+    torch.jit.script(torch.nn.Identity()).save(str(tmp_path / "script.pt"))
+    for file in tmp_path.iterdir():
+        with refused("not made of weights and settings", "--path"):
+            read_checkpoint(str(file), "--path")
 
 
 def test_subwords_of_gpt2_are_two_files(tmp_path: Path) -> None:
