@@ -316,9 +316,11 @@ def test_slurm_runs_a_copy_of_the_recipe(clone: Path, tmp_path: Path) -> None:
     assert "--recipe train_scripts/multi30k.sh" in result.stdout
 
 
-def test_what_comes_first_is_said(clone: Path) -> None:
-    result = recipe(clone / "train_scripts/multi30k.sh", clone, "--only", "decode")
+@pytest.mark.parametrize("stage", ["decode", "sweep", "test", "table"])
+def test_what_comes_first_is_said(clone: Path, stage: str) -> None:
+    """The last three also where the models are there, as in a clone of this repository."""
+    result = recipe(clone / "train_scripts/multi30k.sh", clone, "--only", stage)
     assert result.stderr == (
-        "error: stage decode: data-bin/multi30k.en-de/dict.de.txt is missing; "
+        f"error: stage {stage}: data-bin/multi30k.en-de/dict.de.txt is missing; "
         "the stage binarise comes first: --only binarise\n"
     )

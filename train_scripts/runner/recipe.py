@@ -104,9 +104,9 @@ class Recipe:
         self.train_all(dictionary)
         models, table, card = (self.verifier, self.drafter), self.results / "table.md", self.models / "README.md"
         sweep = self.results / "sweep/sweep.json"
-        self.step("sweep", sweep, "choose k, β and τ on the validation set", self.sweep, *models)
-        self.step("test", self.results / "test", "translate the test set and score it", self.test, *models)
-        self.step("table", table, "compare decoders on the test set", self.compare, *models)
+        self.step("sweep", sweep, "choose k, β and τ on the validation set", self.sweep, dictionary, *models)
+        self.step("test", self.results / "test", "translate the test set and score it", self.test, dictionary, *models)
+        self.step("table", table, "compare decoders on the test set", self.compare, dictionary, *models)
         self.step("card", card, "write the model card", self.write_card, table, newer=table)
         if not is_dry_run() and table.exists():
             say()
