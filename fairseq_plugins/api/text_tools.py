@@ -5,7 +5,8 @@ import re
 from functools import cache
 from pathlib import Path
 
-from fairseq.data.encoders.gpt2_bpe import GPT2BPEConfig
+from fairseq.data.encoders.gpt2_bpe import GPT2BPE, GPT2BPEConfig
+from fairseq.data.encoders.gpt2_bpe_utils import Encoder
 from fairseq.data.encoders.moses_tokenizer import MosesTokenizerConfig
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceConfig
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPEConfig
@@ -69,11 +70,24 @@ def check_text_tools(session: TaskSession, subwords: str | None) -> None:
         _, bpe = session.text_tools
         if bpe is not None:
             bpe.encode("A dog.")
+        if isinstance(bpe, GPT2BPE):
+            _check_bytes(bpe.bpe, session)
     except ConfigurationError:
         raise
     except (Exception, SystemExit) as error:  # subword-nmt ends the process
         reason = one_line(error, 200) or type(error).__name__
         raise ConfigurationError("--subwords", subwords, f"cannot be read ({reason})", "copy the file again") from error
+
+
+def _check_bytes(encoder: Encoder, session: TaskSession) -> None:
+    """Raise ValueError if some text would have no ids, or most ids of the dictionary no text (few are added tokens)."""
+    pieces = {*encoder.byte_encoder.values(), *map("".join, encoder.bpe_ranks)}
+    if not pieces <= encoder.encoder.keys():
+        raise ValueError(f"encoder.json has no {min(pieces - encoder.encoder.keys())!r}")
+    ids = {int(symbol) for symbol in session.task.target_dictionary.symbols if symbol.isdecimal()}
+    missing = ids - encoder.decoder.keys()
+    if 2 * len(missing) > len(ids):
+        raise ValueError(f"encoder.json has no id {min(missing)} of the dictionary")
 
 
 def _dictionary(files: ModelFiles) -> Path:

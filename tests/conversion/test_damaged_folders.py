@@ -174,3 +174,18 @@ def test_files_of_other_models(folders: dict[str, Path], tmp_path: Path) -> None
     with refused("has no language tokens .* save its tokenizer"):
         convert(tmp_path / "nllb", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_bytes_and_ids_of_another_vocabulary(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Some text would have no ids, or ids no text."""
+    out = tmp_path / "out"
+    convert(folders["bart"], out)
+    (out / "SHA256SUMS").unlink()
+    ids = json.loads((out / "encoder.json").read_text())
+    for wrong, error in (
+        ({piece: number for piece, number in ids.items() if piece != "â"}, "encoder.json has no 'â'"),
+        ({piece: str(number) for piece, number in ids.items()}, "encoder.json has no id 5 of the dictionary"),
+    ):
+        (out / "encoder.json").write_text(json.dumps(wrong))
+        with refused(f"--subwords {out}: cannot be read .{error}"):
+            fairseq_plugins.load(out, device="cpu")
