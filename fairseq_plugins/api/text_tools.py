@@ -72,10 +72,9 @@ def check_text_tools(session: TaskSession, subwords: str | None) -> None:
             bpe.encode("A dog.")
         if isinstance(bpe, GPT2BPE):
             _check_bytes(bpe.bpe, session)
-    except ConfigurationError:
-        raise
     except (Exception, SystemExit) as error:  # subword-nmt ends the process
-        reason = one_line(error, 200) or type(error).__name__
+        said = error.problem if isinstance(error, ConfigurationError) else error
+        reason = one_line(said, 200) or type(error).__name__
         raise ConfigurationError("--subwords", subwords, f"cannot be read ({reason})", "copy the file again") from error
 
 
