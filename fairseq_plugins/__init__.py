@@ -55,10 +55,7 @@ with without_garbage_collection(), deferred_settings(), unchanged_logging():
     from fairseq_plugins.checkpoint.loading import refuse_unsafe_model_of_validation
     from fairseq_plugins.process.freed_memory import keep_freed_memory
     from fairseq_plugins.process.training import bf16_without_tpu, stop_on_request
-    from fairseq_plugins.shared.parsing import (
-        help_of_fairseqs_tools,
-        refuse_wrong_arguments_of_fairseqs_tools,
-    )
+    from fairseq_plugins.shared.parsing import help_of_fairseqs_tools, refuse_wrong_arguments_of_fairseqs_tools
 
 if is_tool():
     help_of_fairseqs_tools()
