@@ -67,7 +67,7 @@ def edges_between(groups: Sequence[Sequence[int]], most: float = math.inf) -> li
 
 @dataclass(frozen=True)
 class SolvedSentence:
-    """One sentence to draw."""
+    """One sentence to show."""
 
     number: int  # in the subset, as in the H- lines of fairseq-generate
     source: str
@@ -87,15 +87,6 @@ class SolvedSentence:
     def speed_up(self) -> float:
         """Tokens per iteration, including the last iteration, which changes nothing (eq. 5)."""
         return len(self.labels) / self.trace.iterations
-
-    @property
-    def title(self) -> str:
-        """Title of the drawing."""
-        tokens, iterations = (
-            f"{count} {name}" + "s" * (count != 1)
-            for count, name in ((len(self.labels), "token"), (len(self.predicted), "parallel Jacobi iteration"))
-        )
-        return f"Sentence {self.number}: {tokens}, fixed point after {iterations}"
 
     def as_json(self) -> dict[str, Any]:
         """Return all results, for other programs."""

@@ -2,8 +2,8 @@
 
     spec-dec-ddgviz DATA_BIN --path MODEL.pt [--gen-subset test] --sentences 3,17 --output FOLDER
 
-Takes all options of fairseq-generate. FOLDER gets a PNG, an SVG and a JSON file for every sentence, and ddgviz.html,
-an interactive page of all sentences. Works with any fairseq Transformer or ensemble (--path A.pt:B.pt).
+Takes all options of fairseq-generate. FOLDER gets ddgviz.html, an interactive page of all sentences, and a JSON file
+for every sentence. Works with any fairseq Transformer or ensemble (--path A.pt:B.pt).
 """
 
 import json
@@ -20,7 +20,8 @@ from tabulate import tabulate
 
 from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.pages.ddg import SolvedSentence, trace
+from fairseq_plugins.pages.ddg import SolvedSentence, edges_between, trace
+from fairseq_plugins.pages.template import page_json, template
 from fairseq_plugins.shared.cli import CommandParser, run_command
 from fairseq_plugins.shared.files import check_folder, write_atomically
 from fairseq_plugins.shared.parsing import as_config, check_paths, generation_parser, parse_arguments
@@ -28,6 +29,8 @@ from fairseq_plugins.shared.parsing import as_config, check_paths, generation_pa
 logger = logging.getLogger("spec-dec-ddgviz")
 
 GREEDY = "fairseq beam 1"
+# Between groups with more edges, only those of the last earlier token are drawn.
+MAX_EDGES = 36
 
 
 def compute(session: TaskSession, dataset: Any, number: int) -> SolvedSentence:
@@ -67,6 +70,15 @@ def summary(sentences: Sequence[SolvedSentence]) -> str:
     return tabulate(body, headers=header, tablefmt="github", stralign="right", disable_numparse=True)
 
 
+def page(sentences: Sequence[SolvedSentence]) -> str:
+    """Return the interactive page of all sentences, one self-contained HTML file."""
+    data = [
+        {**s.as_json(), "edges": edges_between(s.trace.groups, MAX_EDGES), "speed_up": f"{s.speed_up:.2f}"}
+        for s in sentences
+    ]
+    return template("ddgviz.html").replace("@@DATA@@", page_json(data))
+
+
 NOTE = (
     "iterations: with the last one, which finds nothing changed (eq. 5), at most one per token; "
     "speed-up: tokens per iteration"
@@ -95,7 +107,7 @@ def get_parser() -> CommandParser:
     add = parser.add_argument_group("DDGviz").add_argument
     sentences = "numbers of sentences, counted from 0 as in fairseq-generate's H- lines"
     add("--sentences", required=True, metavar="N,N-N", help=sentences)
-    add("--output", required=True, metavar="FOLDER", help="write PNG, SVG, JSON and ddgviz.html there")
+    add("--output", required=True, metavar="FOLDER", help="write ddgviz.html and a JSON file for each sentence there")
     return parser
 
 
@@ -127,10 +139,6 @@ def run(argv: Sequence[str]) -> None:
     """Parse, compute, draw, print."""
     args = parse_arguments(get_parser(), argv)
     cfg = as_config(args)
-    try:
-        from fairseq_plugins.pages import ddgviz_figure
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(error.name, None, "is not installed", "pip install '.[reports]'") from error
     numbers, folder = sentence_numbers(args.sentences), Path(args.output)
     check_folder(folder, "--output")
     session = load(cfg)
@@ -146,14 +154,10 @@ def run(argv: Sequence[str]) -> None:
                 number,
                 GREEDY,
             )
-        stem = folder / f"sentence-{number}"
-        ddgviz_figure.save(sentence, stem)
         text = json.dumps(sentence.as_json(), ensure_ascii=False)
-        write_atomically(stem.with_suffix(".json"), text + "\n", "--output")
-        logger.info("%s.png, .svg, .json", stem)
-    page = folder / "ddgviz.html"
-    write_atomically(page, ddgviz_figure.page(sentences), "--output")
-    logger.info("%s", page)
+        write_atomically(folder / f"sentence-{number}.json", text + "\n", "--output")
+    write_atomically(folder / "ddgviz.html", page(sentences), "--output")
+    logger.info("%s: written; open it in a browser", folder / "ddgviz.html")
     print(f"{summary(sentences)}\n\n{NOTE}")
 
 

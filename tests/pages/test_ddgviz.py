@@ -1,4 +1,4 @@
-"""DDGviz: Jacobi iterations against fairseq's own decoding, the dependency graph, and drawings."""
+"""DDGviz: Jacobi iterations against fairseq's own decoding, the dependency graph, and the page."""
 
 import json
 import logging
@@ -6,17 +6,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 
-pytest.importorskip("matplotlib")
-
-from matplotlib.text import Text
-
 from fairseq_plugins.decoding.reference.engine import Engine
-from fairseq_plugins.pages import ddgviz, ddgviz_figure
+from fairseq_plugins.pages import ddgviz
 from fairseq_plugins.pages.ddg import SOURCE, JacobiTrace, SolvedSentence, trace
 from tests.conftest import Corpus
 from tests.support import Options, fairseq_greedy, ids, make_generator, make_sample, make_task, make_transformer, scores
@@ -117,7 +112,7 @@ def test_groups_and_edges_by_hand() -> None:
     assert solved.edges == [(SOURCE, 0), (SOURCE, 1), (0, 2), (1, 2), (2, 3), (2, 4), (2, 5)]
 
 
-# ------------------------------------------------------------------------------------------------ the drawings
+# ---------------------------------------------------------------------------------------------------- the page
 
 ARABIC = "▁كيف ▁حال ك ▁اليوم ▁يا ▁صديق ي ؟ </s>"
 HEBREW = "▁שלום ▁עול ם , ▁מה ▁שלומ ך </s>"
@@ -143,64 +138,17 @@ SENTENCES = {
 }
 
 
-# A missing glyph is a warning of matplotlib.
-@pytest.mark.filterwarnings("error:Glyph")
 @pytest.mark.parametrize("name", SENTENCES)
-def test_drawing_fits_the_canvas(name: str) -> None:
-    """All labels and patches are inside, and labels neither overlap nor change their order."""
-    sentence = SENTENCES[name]
-    if name == "chinese" and not has_font(sentence.output):
-        pytest.skip("no font with Chinese glyphs (Debian: fonts-noto-cjk)")
-    figure = ddgviz_figure.draw(sentence)
-    figure.canvas.draw()
-    texts = [text for axes in figure.axes for text in axes.findobj(Text) if text.get_text() and text.get_visible()]
-    for drawn in (*texts, *figure.axes[0].patches):
-        box = drawn.get_window_extent()
-        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, drawn
-    labels = [ddgviz_figure.short(label) for label in sentence.labels]
-    rows: dict[float, list[Text]] = {}
-    for text in texts:
-        if text.get_text() in labels and text.get_size() == ddgviz_figure.LABEL_SIZE:
-            rows.setdefault(round(text.get_position()[1], 3), []).append(text)
-    row = sorted(max(rows.values(), key=len), key=lambda text: text.get_window_extent().x0)
-    assert sentence.right_to_left == (name in ("arabic", "hebrew"))
-    assert [text.get_text() for text in row] == (labels[::-1] if sentence.right_to_left else labels)
-    boxes = [text.get_window_extent() for text in row]
-    assert all(left.x1 < right.x0 for left, right in zip(boxes, boxes[1:], strict=False))
-
-
-def test_numbers_are_the_probabilities_of_right_predictions() -> None:
-    sentence = SENTENCES["hebrew"]
-    figure = ddgviz_figure.draw(sentence)
-    numbers = [t.get_text() for t in figure.axes[0].texts if re.fullmatch(r"[01]\.\d\d", t.get_text())]
-    trace = sentence.trace
-    expected = [f"{trace.probability[k - 1][i]:.2f}" for i, k in enumerate(trace.final_at)]
-    assert sorted(numbers) == sorted(expected)
-
-
-def has_font(text: str) -> bool:
-    with mock.patch.object(ddgviz_figure.logger, "warning") as warning:
-        ddgviz_figure.font_families([text])
-    return not warning.called
-
-
-def test_a_missing_font_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(ddgviz_figure.font_manager, "findSystemFonts", list)
-    ddgviz_figure.save(SENTENCES["chinese"], tmp_path / "sentence")
-    assert "no installed font has 。 今 们" in caplog.text and "fonts-noto-cjk" in caplog.text
-
-
-# ---------------------------------------------------------------------------------------------------- the page
+def test_the_direction_is_that_of_the_output(name: str) -> None:
+    assert SENTENCES[name].right_to_left == (name in ("arabic", "hebrew"))
 
 
 def test_tokens_cannot_break_the_page() -> None:
     sentence = make_sentence('</script> <!-- & " </s>', [1, 2, 3, 4, 5])
-    page = ddgviz_figure.page([sentence])
+    page = ddgviz.page([sentence])
     data = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.S)
     assert data is not None
-    record = json.loads(data[1])["sentences"][0]
+    record = json.loads(data[1])[0]
     assert record["labels"] == sentence.labels
     assert record["edges"] == [list(edge) for edge in sentence.trace.edges]
 
@@ -224,8 +172,7 @@ def test_command(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[s
     arguments = [str(corpus.data), *ensemble, "--sentences", "5,0-1,1", "--output", str(tmp_path / "out")]
     assert ddgviz.main(arguments) == 0
     names = {file.name for file in (tmp_path / "out").iterdir()}
-    kinds = ("png", "svg", "json")
-    assert names == {"ddgviz.html", *(f"sentence-{number}.{kind}" for number in (0, 1, 5) for kind in kinds)}
+    assert names == {"ddgviz.html", *(f"sentence-{number}.json" for number in (0, 1, 5))}
     printed = capsys.readouterr().out.splitlines()
     assert [line.split("|")[1].strip() for line in printed if line.startswith("|")][2:] == ["5", "0", "1", "mean"]
     for number in (0, 1, 5):
@@ -244,7 +191,7 @@ def test_command(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--sentences", "-1"], "--sentences"),
         (["--sentences", ""], "--sentences"),
         (["--gen-subset", "train9"], "--gen-subset train9: no such subset"),
-        (["--output", "/proc/nowhere/x"], "--output /proc/nowhere/x/sentence-0.png: cannot be written"),
+        (["--output", "/proc/nowhere/x"], "--output /proc/nowhere/x/sentence-0.json: cannot be written"),
         (["--path", "nowhere.pt"], "--path nowhere.pt: no such file"),
         (["--path", "{own_encoder}"], "is a drafter"),
         (["--prefix-size", "2"], "--prefix-size 2: cannot be drawn"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_plugins.pages import ddgviz_figure
+from fairseq_plugins.pages import ddgviz
 from tests.pages.browser import DOWN, ESCAPE, LEFT, NEEDS_BROWSER, RIGHT, UP, Page
 from tests.pages.test_ddgviz import SENTENCES
 
@@ -18,7 +18,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = ("arabic", "latin", "long", "all at once")
     sentences = [dataclasses.replace(SENTENCES[name], number=10 * i) for i, name in enumerate(names, start=1)]
     file = tmp_path_factory.mktemp("ddgviz") / "ddgviz.html"
-    file.write_text(ddgviz_figure.page(sentences), encoding="utf-8")
+    file.write_text(ddgviz.page(sentences), encoding="utf-8")
     return file
 
 
