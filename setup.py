@@ -189,7 +189,6 @@ setup(
         "sentencex>=1.0.30",
         "subword-nmt>=0.3.8",
         "rapidfuzz>=3",
-        "rich>=13",
         "tensorboard>=2.14",
         "tensorboardX>=2.6",  # else fairseq asks for it at every start
         "tqdm>=4.60",

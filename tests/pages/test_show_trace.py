@@ -1,8 +1,7 @@
-"""The terminal view, the page's data, and errors of the command."""
+"""The page's data, and errors of the command."""
 
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,15 @@ import pytest
 from fairseq_plugins.decoding.recording.trace import read_trace
 from fairseq_plugins.metrics.edits import edit_ratio
 from fairseq_plugins.pages import trace_page
-from fairseq_plugins.pages.show_trace import main, plain_text
+from fairseq_plugins.pages.show_trace import main
 from fairseq_plugins.pages.trace_page import edit_basis, edit_ratios, how_many_fit
-from tests.pages.trace_samples import EOS, SPECIAL, case_study, header, note, random_trace, sentence, write
-from tests.support import REPOSITORY
+from tests.pages.trace_samples import EOS, SPECIAL, header, note, random_trace, sentence, write
 
 
 def run(capsys: pytest.CaptureFixture, *argv: str) -> tuple[int, str, str]:
-    status = main(argv)
+    """Write the page of trace `argv[0]` to TRACE.html; return the exit status and what is printed."""
+    trace, *options = argv
+    status = main([trace, "--html", f"{trace}.html", *options])
     printed = capsys.readouterr()
     return status, printed.out, printed.err
 
@@ -27,60 +27,6 @@ def embedded(html: str, name: str) -> list[Any]:
     """The JSON lines of one data element of a page."""
     (text,) = re.findall(rf'<script type="application/json" id="{name}">(.*?)</script>', html, flags=re.DOTALL)
     return [json.loads(line) for line in text.split("\n")] if text else []
-
-
-# ---------------------------------------------------------------------------------------------------- terminal
-
-
-def test_case_study_reads_as_in_the_papers(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    status, out, err = run(capsys, case_study(tmp_path / "t.jsonl"))
-    assert (status, err) == (0, "")
-    assert out.splitlines()[0] == "decoder gad++ · block-size 10 · top-beta 3 · tau 1.0"
-    assert out.splitlines()[3:] == [
-        "Sentence 7: 15 tokens in 3 iterations, speed-up 5.00 tokens per iteration, "
-        "edit ratio (output against reference) 0.07",
-        "SOURCE According to the details provided , the tunnel had not yet been put into use .",
-        "D      Nach den [Angaben] Angaben war der Tunnel noch nicht in",
-        "V      Nach den [vorliegenden] war war der Tunnel noch nicht in Betrieb",
-        "D      Nach den vorliegenden | ~Angaben~ war der Tunnel noch nicht in Betrieb genommen [</s>]",
-        "V      Nach den vorliegenden | ~Angaben~ war der Tunnel noch nicht in Betrieb genommen [worden] </s>",
-        "D      Nach den vorliegenden Angaben war der Tunnel noch nicht in Betrieb genommen worden | . </s>",
-        "V      Nach den vorliegenden Angaben war der Tunnel noch nicht in Betrieb genommen worden | . </s>",
-        "TARGET Nach den vorliegenden Einzelheiten war der Tunnel noch nicht in Betrieb genommen worden .",
-        "RESULT Nach den vorliegenden Angaben war der Tunnel noch nicht in Betrieb genommen worden .",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["▁A", "▁tun", "nel", "▁.", "</s>"], "A tunnel ."),
-        (["A", "tun@@", "nel", ".", "</s>"], "A tunnel ."),
-        (["A", "tunnel", ".", "</s>"], "A tunnel ."),
-        (["A", "tun@@", "</s>"], "A tun"),
-        (["</s>"], ""),
-        (["\x1b[31mred", "</s>"], "\ufffd[31mred"),
-    ],
-)
-def test_plain_text(words: list[str], text: str) -> None:
-    assert plain_text(range(len(words)), words) == text
-
-
-def test_limit_and_sentences(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    path = random_trace(tmp_path / "t", 30)
-    status, out, err = run(capsys, path)
-    assert status == 0 and out.count("SOURCE") == 10 and "10 of 30 sentences shown" in err
-    assert run(capsys, path, "--limit", "2")[1].count("SOURCE") == 2
-    status, out, err = run(capsys, path, "--sentence", "12", "3", "12")
-    assert re.findall(r"^Sentence (\d+)", out, flags=re.MULTILINE) == ["12", "3", "12"] and err == ""
-
-
-def test_a_closed_pipe_is_no_error(programs: Path, tmp_path: Path) -> None:
-    path = random_trace(tmp_path / "t", 200)
-    command = f"{programs}/spec-dec-trace {path} --limit 200 | head -n 1"
-    done = subprocess.run(["bash", "-c", command], cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
-    assert done.stdout.startswith("decoder gad++")
-    assert "Error" not in done.stderr and "Exception" not in done.stderr
 
 
 # ------------------------------------------------------------------------------------------------------- errors
@@ -92,7 +38,7 @@ def test_a_closed_pipe_is_no_error(programs: Path, tmp_path: Path) -> None:
         (["{folder}/none"], "none: cannot be read"),
         (["{folder}/foreign"], "foreign, line 1: not the header of a trace"),
         (["{folder}/cut"], "cut, line 3: is truncated"),
-        (["{folder}/cut", "--html", "{folder}/p.html"], "cut, line 3: is truncated"),
+        (["{folder}/cut", "--sentence", "0"], "cut, line 3: is truncated"),
         (["{folder}/t", "--sentence", "99"], "--sentence 99: is not in {folder}/t, which has 3 sentences, from 0 to 2"),
         (["{folder}/t", "--html", "{folder}/t/p.html"], "--html {folder}/t/p.html: cannot be written"),
     ],
@@ -106,16 +52,15 @@ def test_one_line_errors(tmp_path: Path, capsys: pytest.CaptureFixture, argv: li
     assert status == 2 and out == ""
     assert len(err.splitlines()) == 1
     assert f"error: {tmp_path}/"[:7] in err and message.format(folder=tmp_path) in err
-    assert not (tmp_path / "p.html").exists()
+    assert not list(tmp_path.rglob("*.html"))
 
 
 def test_unknown_edit_ratio(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     record = sentence(0, [4, EOS], [4, EOS], [note([], [4], 0, 1), note([], [EOS], 0, 1)])
     path = write(tmp_path / "t", [header([*SPECIAL, "a"], [*SPECIAL, "b"]), record])
-    status, out, err = run(capsys, path, "--edit-ratio", "reference")
-    assert status == 0 and "no references" in err and "edit ratio" not in out
+    status, _, err = run(capsys, path, "--edit-ratio", "reference")
+    assert status == 0 and "no references" in err
     assert "different dictionaries" in run(capsys, path, "--edit-ratio", "source")[2]
-    assert "no references" in run(capsys, path, "--edit-ratio", "reference", "--html", str(tmp_path / "p.html"))[2]
 
 
 # --------------------------------------------------------------------------------------------------- edit ratio
@@ -178,8 +123,7 @@ def test_page_holds_everything(tmp_path: Path, capsys: pytest.CaptureFixture) ->
 def test_empty_trace(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path = write(tmp_path / "t", [header(SPECIAL, SPECIAL)])
     assert run(capsys, path)[0] == 0
-    assert run(capsys, path, "--html", str(tmp_path / "p.html"))[0] == 0
-    (summary,) = embedded((tmp_path / "p.html").read_text(encoding="utf-8"), "summary")
+    (summary,) = embedded((tmp_path / "t.html").read_text(encoding="utf-8"), "summary")
     assert summary["ids"] == []
     assert "has no sentences" in run(capsys, path, "--sentence", "1")[2]
 

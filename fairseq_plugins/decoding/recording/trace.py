@@ -19,8 +19,6 @@ OPTION = "--trace-file"
 
 # Reasons of tokens, of all methods.
 REASONS = set[str]().union(*(spec.reasons for spec in METHODS))
-# Reasons of drafted tokens that are not the verifier's best.
-RELAXED_REASONS = {spec.relaxed_reason for spec in METHODS if spec.runs_verifier}
 
 
 @dataclass
@@ -36,11 +34,6 @@ class Iteration:
     why: list[str]  # reason for each emitted token, one of `REASONS`
     # The drafter's, of each drafted token given those before it; None as a whole without a trained drafter.
     drafter_log_probs: list[float | None] | None
-
-    @property
-    def relaxed(self) -> list[bool]:
-        """For each emitted token whether it was drafted and is not the verifier's best."""
-        return [reason in RELAXED_REASONS for reason in self.why]
 
 
 @dataclass
