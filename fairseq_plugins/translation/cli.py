@@ -20,7 +20,6 @@ from typing import Any, TextIO
 import torch
 
 from fairseq_plugins.api import Model, Translation, load
-from fairseq_plugins.api.files import GPT2_FILES, find_files
 from fairseq_plugins.api.generators import BATCH_SIZE
 from fairseq_plugins.api.options import LOAD, spelling_of
 from fairseq_plugins.api.results import CallStatistics
@@ -31,11 +30,11 @@ from fairseq_plugins.process.ending import fail, failure_ends_others
 from fairseq_plugins.process.output import counted, say
 from fairseq_plugins.shared.cli import CommandParser, positive, run_command
 from fairseq_plugins.shared.display import progress_bar
-from fairseq_plugins.shared.files import Destination, destination, sha256, unwritable
+from fairseq_plugins.shared.files import Destination, destination, unwritable
 from fairseq_plugins.shared.invalid_text import mend_lines
 from fairseq_plugins.shared.workers import end_with_parent, find_worker, start_processes, take_shards
 from fairseq_plugins.translation.drafts import DraftSources, count_lines, draft_sources
-from fairseq_plugins.translation.output_shards import CHUNK, OutputShard, OutputShards, remove_finished
+from fairseq_plugins.translation.output_shards import CHUNK, OutputShard, OutputShards, origin, remove_unused
 
 NAME = "spec-dec-translate"
 
@@ -118,32 +117,6 @@ def set_options(args: argparse.Namespace) -> dict[str, Any]:
             raise ConfigurationError("--set", item, "has its own option", f"give {{{flag(name)}}}")
         options[name] = value
     return options
-
-
-def origin(args: argparse.Namespace) -> dict[str, Any]:
-    """Return everything that the translation of a file depends on, as JSON values."""
-    irrelevant = ("input", "output", "processes", "device", "buffer_size", "threads")
-    given = {name: value for name, value in vars(args).items() if name not in irrelevant}
-    languages = (args.source_lang, args.target_lang)
-    models = (args.folder, args.verifier, args.drafter, args.data)
-    files = find_files(*models, languages, args.subwords, finds_dictionaries=args.task == "spec_dec")
-    made_of: dict[str, list[str | None]] = {
-        "models": [*files.verifier.split(":"), files.drafter],
-        "dictionaries": [str(file) for file in sorted(Path(files.data).glob("dict.*.txt"))],
-        "subwords": _in_folder(files.subwords),
-        "input": [args.input],
-    }
-    # `load` refuses files that are missing.
-    found = {name: [Path(path) for path in paths if path and Path(path).is_file()] for name, paths in made_of.items()}
-    hashes = {name: sha256(paths) for name, paths in found.items()}
-    return {**given, **hashes}
-
-
-def _in_folder(path: str | None) -> list[str | None]:
-    """Return a file, or those in a folder (GPT-2's subwords)."""
-    if path is None or not Path(path).is_dir():
-        return [path]
-    return [str(Path(path, name)) for name in GPT2_FILES]
 
 
 def chunks(file: TextIO, size: int) -> Iterator[list[str]]:
@@ -268,9 +241,11 @@ def run(argv: Sequence[str]) -> None:
     if in_shards and not worker.spawned:
         processes = args.processes or (1 if args.device is not None else max(1, torch.cuda.device_count()))
         if processes > 1:
-            start_processes(processes, "fairseq_plugins.translation.cli", argv)
-            if worker.num_jobs == 1 and output is not None:
-                remove_finished(output.path)
+            try:
+                start_processes(processes, "fairseq_plugins.translation.cli", argv)
+            finally:
+                if worker.num_jobs == 1 and output is not None:
+                    remove_unused(output.path)
             return
     drafts = draft_sources(args)
     device = args.device
@@ -278,6 +253,7 @@ def run(argv: Sequence[str]) -> None:
         device = f"cuda:{worker.device}"
     shards: OutputShards | None = None
     begun: Iterable[OutputShard] = ()
+    first: OutputShard | None = None
     if in_shards and output is not None:
         run_id = worker.run_id if worker.num_workers > 1 else ""
         shards = OutputShards(output, origin(args), worker.num_workers, run_id)
@@ -289,8 +265,10 @@ def run(argv: Sequence[str]) -> None:
             return
         begun = chain([first], left)
     with ExitStack() as at_end:
-        if shards is not None:
-            at_end.callback(shards.remove_unused)
+        if output is not None and worker.num_workers == 1:
+            at_end.callback(remove_unused, output.path)
+        if first is not None:
+            at_end.callback(first.close)
         model = load(
             args.folder,
             verifier=args.verifier,

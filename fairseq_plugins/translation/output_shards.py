@@ -8,25 +8,29 @@ The folder is made with the file `origin.json`, by which it is known as ours. Sy
 and only its own files are removed.
 """
 
+import argparse
 import json
 import os
 import re
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from fairseq_plugins.api.files import GPT2_FILES, find_files
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.process.output import say
 from fairseq_plugins.shared.files import (
     Destination,
+    HeldByAnother,
     hold,
     is_own_file,
     lock,
     open_own,
+    sha256,
     unwritable,
     write_atomically,
 )
@@ -42,6 +46,32 @@ _MADE_BY = "spec-dec-translate"
 _OWN = re.compile(r"(\d+-of-\d+|origin\.json)(\.partial)?|finished|lock|joined")
 _FINISHED = "finished"
 """File with the id of the finished run, for tasks of its array that start later and have nothing to do."""
+
+
+def origin(args: argparse.Namespace) -> dict[str, Any]:
+    """Return everything that the translation of a file depends on, as JSON values."""
+    irrelevant = ("input", "output", "processes", "device", "buffer_size", "threads")
+    given = {name: value for name, value in vars(args).items() if name not in irrelevant}
+    languages = (args.source_lang, args.target_lang)
+    models = (args.folder, args.verifier, args.drafter, args.data)
+    files = find_files(*models, languages, args.subwords, finds_dictionaries=args.task == "spec_dec")
+    made_of: dict[str, list[str | None]] = {
+        "models": [*files.verifier.split(":"), files.drafter],
+        "dictionaries": [str(file) for file in sorted(Path(files.data).glob("dict.*.txt"))],
+        "subwords": _in_folder(files.subwords),
+        "input": [args.input],
+    }
+    # `load` refuses files that are missing.
+    found = {name: [Path(path) for path in paths if path and Path(path).is_file()] for name, paths in made_of.items()}
+    hashes = {name: sha256(paths) for name, paths in found.items()}
+    return {**given, **hashes}
+
+
+def _in_folder(path: str | None) -> list[str | None]:
+    """Return a file, or those in a folder (GPT-2's subwords)."""
+    if path is None or not Path(path).is_dir():
+        return [path]
+    return [str(Path(path, name)) for name in GPT2_FILES]
 
 
 class OutputShard:
@@ -71,6 +101,10 @@ class OutputShard:
             self._file.flush()
         except OSError as error:
             raise unwritable(self._output.path, _OPTION, error) from error
+
+    def close(self) -> None:
+        """Release an unfinished shard."""
+        self._file.close()
 
     def finish(self) -> None:
         """Rename the finished shard, and close it."""
@@ -183,15 +217,6 @@ class OutputShards:
             raise unwritable(self.output.path, _OPTION, error) from error
         return True
 
-    def remove_unused(self) -> None:
-        """Remove the folder if nothing was translated, so that other options can be given after an error.
-
-        Only for one shard of one process, which has locked it.
-        """
-        if self.count == 1 and not self._run_id and _is_ours(self._folder):
-            if not any(file.stat().st_size for file in _own_files(self._folder) if file.name.startswith("0-of-1")):
-                _remove_folder(self._folder)
-
     def wait(self) -> None:
         """Wait until this or another process has joined the shards."""
         while is_own_file(self._folder / _ORIGIN) and not is_own_file(self._folder / _FINISHED):
@@ -211,10 +236,21 @@ def folder_of(path: Path) -> Path:
     return path.with_name(path.name + ".parts")
 
 
-def remove_finished(path: Path) -> None:
-    """Remove the folder that a run has left for its later processes, once all have ended."""
+def remove_unused(path: Path) -> None:
+    """Remove the folder of an output if no shard in it has text, and no process writes one.
+
+    A finished run leaves such a folder to its later processes, and a refused option one that other options would not
+    fit.
+    """
     folder = folder_of(path)
-    if _is_ours(folder) and is_own_file(folder / _FINISHED):
+    if not _is_ours(folder):
+        return
+    with ExitStack() as opened, suppress(HeldByAnother):
+        for shard in [file for file in _own_files(folder) if "-of-" in file.name]:
+            file = opened.enter_context(open_own(shard, "rb"))
+            lock(file, shard)
+            if file.read(1):
+                return
         _remove_folder(folder)
 
 

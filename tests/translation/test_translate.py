@@ -4,13 +4,15 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 import fairseq_plugins
+from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.process import ending
+from fairseq_plugins.shared.files import lock
 from fairseq_plugins.translation import cli, output_shards
 from tests.support import REPOSITORY
 
@@ -89,6 +91,36 @@ def test_a_refused_option_leaves_nothing(text: Path, capsys: pytest.CaptureFixtu
         assert [file.name for file in text.parent.iterdir()] == ["text.en"]
     assert translate(text, "--beam", "4") == 2
     assert [file.name for file in text.parent.iterdir()] == ["text.en"]
+
+
+def test_processes_that_are_refused_leave_nothing(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But nothing is removed that another process writes, or that has text."""
+    folder, written = text.parent / "out.parts", []
+
+    def run_workers(count: int, module: str, argv: Sequence[str]) -> None:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+        monkeypatch.setenv("WORLD_SIZE", str(count))
+        for rank in range(count):
+            monkeypatch.setenv("RANK", str(rank))
+            assert cli.main(argv) == 2
+        monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+        (folder / "0-of-2.partial").write_text("".join(written))
+        raise ConfigurationError(None, None, "2 of 2 processes failed")
+
+    monkeypatch.setattr(cli, "start_processes", run_workers)
+    refused = ("--set", "tau=2", "--processes", "2")
+    assert translate(text, *refused) == 2
+    assert [file.name for file in text.parent.iterdir()] == ["text.en"]
+    written.append("Zwei Hunde.\n")
+    assert translate(text, *refused) == 2 and folder.is_dir()
+    shard = folder / "0-of-2.partial"
+    shard.write_text("")
+    with shard.open() as held:
+        lock(held, shard)
+        output_shards.remove_unused(text.parent / "out")
+    assert folder.is_dir()
+    output_shards.remove_unused(text.parent / "out")
+    assert not folder.exists()
 
 
 def test_goes_on_where_it_was(
