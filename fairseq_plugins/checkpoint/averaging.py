@@ -20,10 +20,10 @@ from torch import Tensor
 
 from fairseq_plugins.checkpoint.loading import read_state
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.process.output import ignore_hydras_warnings
+from fairseq_plugins.process.output import counted, ignore_hydras_warnings
 from fairseq_plugins.shared.checksums import forget_sum
 from fairseq_plugins.shared.cli import CommandParser, positive, run_command
-from fairseq_plugins.shared.files import write_atomically
+from fairseq_plugins.shared.files import nearest_checkpoint, write_atomically
 
 _NUMBERED = re.compile(r"checkpoint(?:_\d+_)?(\d+)\.pt")
 
@@ -33,6 +33,7 @@ def last_checkpoints(folder: Path, count: int) -> list[Path]:
 
     Raises ConfigurationError if there are fewer.
     """
+    most = 0
     for pattern in ("checkpoint_*_*.pt", "checkpoint*.pt"):
         by_number = {}
         for file in folder.glob(pattern):
@@ -41,13 +42,13 @@ def last_checkpoints(folder: Path, count: int) -> list[Path]:
                 by_number[int(match.group(1))] = file
         if len(by_number) >= count:
             return [by_number[number] for number in sorted(by_number)[-count:]]
-    raise ConfigurationError(
-        None,
-        folder,
-        f"has fewer than {count} numbered checkpoints",
-        "give a smaller {--last}, or checkpoint_best.pt alone; fairseq-train keeps them with --save-interval-updates "
-        "and --keep-interval-updates, or one of each epoch",
-    )
+        most = max(most, len(by_number))
+    kept = "fairseq-train keeps them with --save-interval-updates and --keep-interval-updates, or one of each epoch"
+    if most == 0:
+        remedy = f"give files{nearest_checkpoint(str(folder))}; {kept}"
+        raise ConfigurationError(None, folder, "has no numbered checkpoints", remedy)
+    problem = f"has {counted(most, 'numbered checkpoint')}, not {count}"
+    raise ConfigurationError(None, folder, problem, f"give {{--last {most}}}; {kept}")
 
 
 def average(files: Sequence[Path]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from tests.conftest import Corpus
 from tests.support import run_in_process
 
 
-def test_the_mean_of_checkpoints(corpus: Corpus, tmp_path: Path) -> None:
+def test_the_mean_of_checkpoints(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = torch.load(corpus.drafter)
     for updates, factor in ((5, 100.0), (10, 0.5), (20, 1.5)):
         weights = {
@@ -23,6 +23,12 @@ def test_the_mean_of_checkpoints(corpus: Corpus, tmp_path: Path) -> None:
     torch.save(state, tmp_path / "checkpoint_best.pt")
     assert averaging.main([str(tmp_path), "--last", "2", "--output", str(tmp_path / "mean.pt"), "--fp32"]) == 0
     mean = torch.load(tmp_path / "mean.pt")
+    for last, words in (
+        ("4", "has 3 numbered checkpoints, not 4; give --last 3"),
+        ("0", "not a whole number of at least 1"),
+    ):
+        assert averaging.main([str(tmp_path), "--last", last, "--output", str(tmp_path / "none.pt")]) == 2
+        assert words in capsys.readouterr().err
     assert mean["extra_state"]["averaged"] == ["checkpoint_1_10.pt", "checkpoint_1_20.pt"]
     assert mean["last_optimizer_state"] is None
     for name, value in state["model"].items():
