@@ -197,19 +197,47 @@ def test_given_sizes_are_kept_without_copied_layers() -> None:
     assert layer.self_attn.num_heads == 8 and layer.fc1.out_features == 10 and layer.dropout_module.p == 0.25
 
 
-def test_initial_decoder_of_a_deeper_drafter(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("theirs", "ours"), [(3, 1), (1, 3)])
+def test_initial_decoder_of_a_drafter_of_another_depth(tmp_path: Path, theirs: int, ours: int) -> None:
     """Copies the first layers, with their part of the reader and that of the input."""
     task, path = make_task(30), tmp_path / "drafter.pt"
     options = {"drafter_context": "features", "feature_layers": "0,2", "activation_fn": "relu"}
-    deep = make_drafter(task, 1, block_size=4, verifier=make_transformer(task, 0), decoder_layers=3, **options)
-    save_checkpoint(path, make_args(arch="block_nat", _name="block_nat", **options), deep)
-    args = make_args(block_size=4, init_decoder_from=str(path), **{**options, "decoder_layers": 1})
+    copied = make_drafter(task, 1, block_size=4, verifier=make_transformer(task, 0), decoder_layers=theirs, **options)
+    save_checkpoint(path, make_args(arch="block_nat", _name="block_nat", **options), copied)
+    args = make_args(block_size=4, init_decoder_from=str(path), **{**options, "decoder_layers": ours})
     model = BlockNat.build_model(args, task, verifier=make_transformer(task, 7))
     features = torch.randn(2, 3, 32)
     contexts, added = model.decoder.reader(features)
-    theirs, their_added = deep.decoder.reader(features)
-    assert torch.equal(contexts, theirs[:1]) and torch.equal(added, their_added)
-    assert torch.equal(model.decoder.layers[0].fc1.weight, deep.decoder.layers[0].fc1.weight)
+    their_contexts, their_added = copied.decoder.reader(features)
+    assert torch.equal(contexts[:1], their_contexts[:1]) and torch.equal(added, their_added)
+    assert torch.equal(model.decoder.layers[0].fc1.weight, copied.decoder.layers[0].fc1.weight)
+    if ours > theirs:  # the other layers begin as those of a new drafter
+        own = BlockNat.build_model(
+            make_args(**{**options, "decoder_layers": ours}), task, verifier=make_transformer(task, 7)
+        )
+        assert torch.equal(contexts[1:], own.decoder.reader(features)[0][1:])
+
+
+@pytest.mark.parametrize(
+    ("copied", "ours", "message"),
+    [
+        ({"feature_layers": "0,1,2"}, {"feature_layers": "0,2"}, "--feature-layers 0,2: .* has 0,1,2, .* 0,1,2$"),
+        ({"feature_layers": "0,1,2"}, {"decoder_layers": 1}, "--feature-layers 0,2: .* has 0,1,2, .* 0,1,2$"),
+        ({"transition_rank": 2}, {"transition_rank": 3}, "--transition-rank 3: .* give --transition-rank 2"),
+        ({"transition_rank": 2, "transition_state": 4}, {"transition_rank": 2, "transition_state": 5}, "-state 5: "),
+        ({"decoder_learned_pos": True}, {"decoder_learned_pos": True, "max_target_positions": 9}, "-positions 9: .*64"),
+    ],
+)
+def test_initial_decoder_of_other_sizes(
+    tmp_path: Path, copied: dict[str, Any], ours: dict[str, Any], message: str
+) -> None:
+    task, path = make_task(30), tmp_path / "drafter.pt"
+    common, verifier = {"drafter_context": "features", "activation_fn": "relu"}, make_transformer(task, 0)
+    options = make_args(arch="block_nat", _name="block_nat", **common, **copied)
+    save_checkpoint(path, options, BlockNat.build_model(options, task, verifier=verifier))
+    args = make_args(block_size=4, init_decoder_from=str(path), **{**common, **ours})
+    with refused(message):
+        BlockNat.build_model(args, task, verifier=verifier)
 
 
 def test_initial_decoder_of_a_drafter_of_another_verifier(tmp_path: Path) -> None:

@@ -15,29 +15,49 @@ from fairseq_plugins.models.verifier_features import FeatureReader
 logger = logging.getLogger(__name__)
 
 
-def _weights_of(path: str, task: Any, flag: str, part: str) -> tuple[dict[str, Tensor], Callable[[Tensor], Tensor]]:
-    """Return weights and activation function of the encoder or the decoder of a checkpoint."""
+def _weights_of(
+    path: str, task: Any, flag: str, part: str
+) -> tuple[dict[str, Tensor], Callable[[Tensor], Tensor], Any]:
+    """Return weights and activation function of the encoder or the decoder of a checkpoint, and its options."""
     state, cfg = read_checkpoint(path, flag)
     if "decoder.verifier_fingerprint" in state["model"]:
         # Read the weights only: a drafter of another verifier cannot be built with this one.
         prefix = f"{part}."
         weights = {n.removeprefix(prefix): v for n, v in state["model"].items() if n.startswith(prefix)}
-        return weights, activation_function(cfg.activation_fn)
+        return weights, activation_function(cfg.activation_fn), cfg
     source = getattr(build_model(state, cfg, path, task, flag), part)
-    return source.state_dict(), source.layers[0].activation_fn
+    return source.state_dict(), source.layers[0].activation_fn, cfg
 
 
-def _fewer_layers(weights: dict[str, Tensor], reader: FeatureReader) -> dict[str, Tensor]:
-    """Cut the reader of a deeper drafter to the first layers and the addend to the input."""
-    layers = {name.split(".")[1] for name in weights if name.startswith("layers.")}
-    if len(layers) <= reader.drafter_layers:
-        return weights
-    cut = dict(weights)
-    for name in ("reader.linear.weight", "reader.linear.bias"):
-        if name in weights:
-            parts = weights[name].unflatten(0, (len(layers) + 1, -1))
-            cut[name] = torch.cat([parts[: reader.drafter_layers], parts[-1:]]).flatten(0, 1)
-    return cut
+def _fit_depth(weights: dict[str, Tensor], reader: FeatureReader) -> dict[str, Tensor]:
+    """Return weights whose reader, of a drafter of another depth, is that of the layers both have and of the input."""
+    layers = len({name.split(".")[1] for name in weights if name.startswith("layers.")})
+    shared, fitted = min(layers, reader.drafter_layers), dict(weights)
+    for name, own in reader.state_dict(prefix="reader.").items():
+        if name in weights and weights[name].shape[1:] == own.shape[1:]:
+            theirs = weights[name].unflatten(0, (layers + 1, -1))
+            ours = own.unflatten(0, (reader.drafter_layers + 1, -1))
+            fitted[name] = torch.cat([theirs[:shared], ours[shared:-1], theirs[-1:]]).flatten(0, 1)
+    return fitted
+
+
+# Beginning of the name of a weight -> options that set its size, besides those that `take_sizes` compares.
+_SIZES = {
+    "reader.": ("feature_layers",),
+    "transition.": ("transition_rank", "transition_state"),
+    "embed_positions.": ("max_source_positions", "max_target_positions"),
+}
+
+
+def _misfit(flag: str, path: str, name: str, there: Any, here: Any) -> ConfigurationError | None:
+    """Return the error of a weight whose size differs between the models of these options, if one of them sets it."""
+    for option in [option for prefix, options in _SIZES.items() if name.startswith(prefix) for option in options]:
+        given, copied = getattr(here, option, None), getattr(there, option, None)
+        if given != copied and copied is not None:
+            own_flag = "--" + option.replace("_", "-")
+            problem = f"{flag} {path} has {copied}, and its weights are copied"
+            return ConfigurationError(own_flag, given, problem, f"give {{{own_flag} {copied}}}")
+    return None
 
 
 def initialise(model: Any, path: str, task: Any, option: str) -> None:
@@ -48,7 +68,7 @@ def initialise(model: Any, path: str, task: Any, option: str) -> None:
     """
     flag = "--" + option.replace("_", "-")
     part = "encoder" if "encoder" in option else "decoder"
-    weights, activation = _weights_of(path, task, flag, part)
+    weights, activation, options = _weights_of(path, task, flag, part)
     own_activation = getattr(model, part).layers[0].activation_fn
     if activation is not own_activation:
         problem = f"its layers use {activation.__name__}, the drafter's {own_activation.__name__}"
@@ -57,7 +77,7 @@ def initialise(model: Any, path: str, task: Any, option: str) -> None:
     target = getattr(model, part)
     own = target.state_dict()
     if part == "decoder" and model.reads_features:
-        weights = _fewer_layers(weights, target.reader)
+        weights = _fit_depth(weights, target.reader)
     shared = {
         name: value
         for name, value in weights.items()
@@ -68,6 +88,7 @@ def initialise(model: Any, path: str, task: Any, option: str) -> None:
     for name, value in shared.items():
         if own[name].shape != value.shape:
             problem = f"{part}.{name} is {tuple(value.shape)} there and {tuple(own[name].shape)} in the drafter"
-            raise ConfigurationError(flag, path, problem, "give the drafter the same sizes")
+            general = ConfigurationError(flag, path, problem, "give the drafter the same sizes")
+            raise _misfit(flag, path, name, options, model.args) or general
     target.load_state_dict(shared, strict=False)
     logger.info("%s %s: %d of %d tensors of the %s taken over", flag, path, len(shared), len(own), part)
