@@ -47,8 +47,10 @@ class Destination:
 def destination(path: str | Path, option: str) -> Destination:
     """Return the destination of a path, without opening or creating anything. `option` named the path, for errors.
 
-    Raises ConfigurationError for a folder, or if its folder is missing or read-only.
+    Raises ConfigurationError for a folder, for "-", or if its folder is missing or read-only.
     """
+    if str(path) == "-":
+        raise ConfigurationError(option, path, "would be a file of that name", "give /dev/stdout for standard output")
     target = Path(os.path.realpath(path))
     try:
         kind = os.stat(path or os.curdir).st_mode

@@ -48,8 +48,8 @@ def get_parser() -> CommandParser:
     example = f"{NAME} checkpoints/ua-gec --decoder iad --input essays.txt --output corrected.txt"
     parser = CommandParser(NAME, description, example)
     text = parser.add_argument_group("text").add_argument
-    text("--input", metavar="FILE", help="raw text, one sentence per line (default: standard input)")
-    text("--output", metavar="FILE", help="file of the translation (default: standard output)")
+    text("--input", metavar="FILE", help="raw text, one sentence per line (default: -, standard input)")
+    text("--output", metavar="FILE", help="file of the translation (default: -, standard output)")
     jsonl = "jsonl: for every sentence text, tokens, scores (natural logarithms), iterations and tokens per iteration"
     text("--output-format", choices=["text", "jsonl"], default="text", help=jsonl)
     split = "sentences: a line has several sentences, which are translated one by one and joined (default: none, a "
@@ -224,6 +224,7 @@ def run(argv: Sequence[str]) -> None:
     end_with_parent()
     worker = find_worker()
     options = set_options(args)
+    args.input, args.output = (None if name == "-" else name for name in (args.input, args.output))
     if args.input is not None and not Path(args.input).is_file():
         raise ConfigurationError("--input", args.input, "no such file", "give raw text, a sentence a line")
     if args.nbest > 1 and args.output_format != "jsonl":

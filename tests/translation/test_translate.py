@@ -275,6 +275,7 @@ def test_several_processes(text: Path, expected: list[str], programs: Path) -> N
 
 def test_standard_input_to_standard_output(expected: list[str], programs: Path) -> None:
     command = [str(programs / "spec-dec-translate"), MODEL, "--device", "cpu", "--buffer-size", "2"]
+    command += ["--input", "-", "--output", "-"]  # the default
     text = LINES[0].encode() + b" \xff\n" + "\n".join(LINES[1:]).encode()
     run = subprocess.run(command, cwd=REPOSITORY, input=text, capture_output=True)
     assert run.returncode == 0, run.stderr
