@@ -42,9 +42,6 @@ _STYLE: dict[Any, Any] = {
     "text.parse_math": False,
 }
 
-# More points make a scatter plot slower, not clearer.
-_MAX_POINTS = 5000
-
 
 def series_style(index: int) -> dict[str, Any]:
     """Return colour, marker and line style of the series with this index."""
@@ -87,36 +84,6 @@ def speed_up_distribution(series: Mapping[str, Sequence[float]], what: str) -> b
         axes.set(xlabel=textwrap.fill(label, LABEL), ylabel="sentences (%)", xlim=(0, edges[-1]))
         axes.xaxis.set_major_formatter("{x:g}×")
         axes.legend()
-
-    return draw(paint)
-
-
-def speed_against_edits(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], what: str) -> bytes:
-    """Draw the speed-up of every sentence over its edit ratio, and medians: Figure 5 of Aggressive Decoding.
-
-    `series` is label -> (edit ratios, speed-ups); `what` says how speed-up is measured.
-    """
-
-    def paint(axes: "Axes") -> None:
-        for index, (label, (ratios, speed_ups)) in enumerate(series.items()):
-            style = series_style(index)
-            x, y = np.asarray(ratios), np.asarray(speed_ups)
-            shown = np.random.default_rng(0).permutation(len(x))[:_MAX_POINTS]
-            axes.scatter(
-                x[shown], y[shown], s=12, alpha=0.35, linewidths=0, color=style["color"], marker=style["marker"]
-            )
-            xs, medians = _binned_medians(x, y)
-            axes.plot(xs, medians, **style, markersize=6, markeredgecolor="white", label=label)
-        # Without the few outputs many times longer than their sources, which would compress all others.
-        usual = 1.02 * max(float(np.percentile(ratios, 99.5)) for ratios, _ in series.values())
-        beyond = any(max(ratios) > usual for ratios, _ in series.values())
-        label = "edit ratio (edits per source token)" + ("; the last 0.5 % are not shown" if beyond else "")
-        axes.set(xlabel=textwrap.fill(label, LABEL), ylabel=textwrap.fill(what, 34))
-        axes.axhline(1, color=GREY, linewidth=1, label="1×: no gain")
-        axes.set_ylim(0, 1.05 * max(_without_outliers(speed_ups) for _, speed_ups in series.values()))
-        axes.set_xlim(right=max(usual, 0.05))
-        axes.yaxis.set_major_formatter("{x:g}×")
-        axes.legend(title="lines: medians")
 
     return draw(paint)
 
@@ -166,14 +133,6 @@ def _stairs(axes: "Axes", values: Any, edges: Any, index: int, is_only: bool, la
     if is_only:
         axes.stairs(values, edges, fill=True, color=style["color"], alpha=0.35)
     axes.stairs(values, edges, color=style["color"], linestyle=style["linestyle"], linewidth=1.8, label=label)
-
-
-def _binned_medians(x: np.ndarray, y: np.ndarray, bins: int = 12) -> tuple[list[float], list[float]]:
-    """Return mean x and median y in bins of about equally many points."""
-    edges = np.unique(np.quantile(x, np.linspace(0, 1, bins + 1)))
-    members = np.clip(np.searchsorted(edges, x, side="right") - 1, 0, max(len(edges) - 2, 0))
-    groups = [members == index for index in np.unique(members)]
-    return [float(x[group].mean()) for group in groups], [float(np.median(y[group])) for group in groups]
 
 
 def _without_outliers(values: Sequence[float]) -> float:

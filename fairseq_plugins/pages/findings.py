@@ -1,8 +1,6 @@
-"""Numbers of a run for reports: speed-ups, edit ratios, emitted tokens, acceptance, the drafter's reliability."""
+"""Numbers of a run for reports: speed-ups, acceptance, the drafter's reliability."""
 
 import math
-import statistics
-from collections.abc import Sequence
 
 import torch
 
@@ -31,26 +29,6 @@ def speed_ups(run: Run, baseline: Run | None) -> dict[int, float]:
         number: baseline.sentences[number].seconds / max(run.sentences[number].seconds, 1e-9)
         for number in sorted(common)
     }
-
-
-# Upper ends of the ranges in the table of speed-up by edit ratio; the first is for unchanged sentences.
-_EDIT_RATIOS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, math.inf)
-
-
-def speed_up_by_edits(ratios: Sequence[float], speed_ups: Sequence[float]) -> list[tuple[str, int, float]]:
-    """Return (range of edit ratios, its sentences, their median speed-up) of every range with sentences.
-
-    These are the numbers of Figure 5 of Aggressive Decoding.
-    """
-    rows = []
-    lower = -math.inf
-    for upper in _EDIT_RATIOS:
-        inside = [gain for ratio, gain in zip(ratios, speed_ups, strict=True) if lower < ratio <= upper]
-        if inside:
-            name = f"above {lower:g}, to {upper:g}" if upper < math.inf else f"above {lower:g}"
-            rows.append(("0 (unchanged)" if upper == 0 else name, len(inside), statistics.median(inside)))
-        lower = upper
-    return rows
 
 
 def acceptance_by_position(run: Run) -> tuple[list[float], list[float]]:

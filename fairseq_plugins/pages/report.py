@@ -1,4 +1,4 @@
-"""Report speed, acceptance and quality of decoding runs: tables and figures from their files of `--stats-file`.
+"""Report speed and acceptance of decoding runs: tables and figures from their files of `--stats-file`.
 
     spec-dec-report gad.jsonl gad++.jsonl --baseline greedy.jsonl --output FOLDER
 
@@ -16,19 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import sacrebleu
 
 from fairseq_plugins.decoding.recording.reliability import HEADERS
-from fairseq_plugins.metrics.edits import edit_ratio
-from fairseq_plugins.metrics.texts import pick
 from fairseq_plugins.pages import figures
-from fairseq_plugins.pages.findings import (
-    acceptance_by_position,
-    drafter_reliability,
-    speed_up_by_edits,
-    speed_ups,
-)
-from fairseq_plugins.pages.runs import Run, load_runs, names_of, read_stats, side
+from fairseq_plugins.pages.findings import acceptance_by_position, drafter_reliability, speed_ups
+from fairseq_plugins.pages.runs import Run, load_runs
 from fairseq_plugins.pages.template import template
 from fairseq_plugins.shared.cli import CommandParser, run_command
 from fairseq_plugins.shared.display import table
@@ -72,22 +64,8 @@ def plain(text: str) -> str:
     return re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(text, quote=False))
 
 
-def write_up(
-    runs: Sequence[Run],
-    baseline: Run | None,
-    sources: Mapping[int, str] | None,
-    references: Mapping[int, str] | None,
-    command: str,
-) -> Report:
-    """Write the report.
-
-    Args:
-        runs: runs to report.
-        baseline: run to measure wall-clock speed-up against; None counts iterations.
-        sources: source text by sentence, for the edit ratio.
-        references: reference text by sentence, for BLEU.
-        command: command line of the report.
-    """
+def write_up(runs: Sequence[Run], baseline: Run | None, command: str) -> Report:
+    """Write the report of runs; speed-up is in wall-clock time over `baseline`, or in iterations without it."""
     report = Report(["# Decoding report"])
     faster = {run.label: speed_ups(run, baseline) for run in runs}
     if baseline is None:
@@ -100,7 +78,7 @@ def write_up(
         what = f"speed-up in wall-clock time over {baseline.label}"
         how = f"Speed-up of a sentence: its wall-clock time in {plain(baseline.label)} divided by that in the run."
     shown = [*runs, *([baseline] if baseline else [])]
-    _summary(report, shown, faster, references, how)
+    _summary(report, shown, faster, how)
     origins = [(run.label, run.origin) for run in shown]
     origins += [("this report", (datetime.date.today().isoformat(), command))]
     report.section("Models, machines, dates and commands", *(_origin(*each) for each in origins))
@@ -110,7 +88,6 @@ def write_up(
     )
     gains = {name: list(s.values()) for name, s in faster.items()}
     report.figure("speed-up", "Histogram of speed-ups", figures.speed_up_distribution(gains, what))
-    _edits(report, runs, faster, sources, what)
     _acceptance(report, runs)
     _reliability(report, runs)
     return report
@@ -123,15 +100,8 @@ def _origin(label: str, origin: tuple[str, str] | None) -> str:
     return f"{plain(label)}: {plain(machine)}\n\n    {command}"
 
 
-def _summary(
-    report: Report,
-    runs: Sequence[Run],
-    faster: Mapping[str, Mapping[int, float]],
-    references: Mapping[int, str] | None,
-    how: str,
-) -> None:
+def _summary(report: Report, runs: Sequence[Run], faster: Mapping[str, Mapping[int, float]], how: str) -> None:
     headers = ["run", "sentences", "tokens", "iterations", "tokens per iteration", "tokens/s", "speed-up, median"]
-    with_bleu = references is not None and any(run.hypotheses is not None for run in runs)
     rows = []
     for run in runs:
         speed_up = faster.get(run.label)
@@ -144,10 +114,9 @@ def _summary(
                 f"{run.tokens / run.iterations:.2f}",
                 f"{run.tokens / max(run.seconds, 1e-9):.1f}",
                 "-" if speed_up is None else f"{np.median(list(speed_up.values())):.2f}",
-                *([_bleu(run, references)] if with_bleu and references is not None else []),
             ]
         )
-    report.section("Summary", table(rows, headers + (["sacreBLEU"] if with_bleu else []), "pipe"), how)
+    report.section("Summary", table(rows, headers, "pipe"), how)
     batches = sorted({sentence.batch_size for run in runs for sentence in run.sentences.values()})
     latency = []
     for run in runs:
@@ -166,54 +135,6 @@ def _summary(
         note += f" Of {', '.join(traced)} it includes tracing: take times from a run without `--trace-file`."
     headers = ["milliseconds", "mean", *(f"p{percentile}" for percentile in PERCENTILES)]
     report.section("Latency", table(latency, headers, "pipe"), note)
-
-
-def _bleu(run: Run, references: Mapping[int, str]) -> str:
-    if run.hypotheses is None:
-        return "-"
-    numbers = sorted(run.sentences.keys() & run.hypotheses.hypotheses.keys() & references.keys())
-    if not numbers:
-        return "-"
-    hypotheses = [run.hypotheses.hypotheses[number] for number in numbers]
-    return f"{sacrebleu.BLEU().corpus_score(hypotheses, [[references[number] for number in numbers]]).score:.2f}"
-
-
-def _edits(
-    report: Report,
-    runs: Sequence[Run],
-    faster: Mapping[str, Mapping[int, float]],
-    sources: Mapping[int, str] | None,
-    what: str,
-) -> None:
-    title = "Speed-up and edit ratio"
-    usable = [run for run in runs if run.hypotheses is not None]
-    if sources is None or not usable:
-        report.section(
-            title,
-            "Left out: needs source and output. Add `--hypotheses` with the output of fairseq-generate of each run.",
-        )
-        return
-    series = {}
-    for run in usable:
-        assert run.hypotheses is not None
-        numbers = [number for number in faster[run.label] if number in sources]
-        outputs = pick(run.hypotheses, run.hypotheses.hypotheses, numbers, "--hypotheses")
-        ratios = [
-            edit_ratio(sources[number].split(), output.split()) for number, output in zip(numbers, outputs, strict=True)
-        ]
-        series[run.label] = (ratios, [faster[run.label][number] for number in numbers])
-    report.section(
-        title,
-        "As Figure 5 of Input-guided Aggressive Decoding. Edit ratio: edit distance between source and output in "
-        "words, divided by the words of the source. It is near 0 in rewriting only; a translation changes every word.",
-    )
-    report.figure("edit-ratio", "Speed-up over edit ratio", figures.speed_against_edits(series, what))
-    rows = [
-        [plain(name) if row == 0 else "", interval, str(count), f"{gain:.2f}×"]
-        for name, run_series in series.items()
-        for row, (interval, count, gain) in enumerate(speed_up_by_edits(*run_series))
-    ]
-    report.lines.append(table(rows, ["run", "edit ratio", "sentences", "median speed-up"], "pipe"))
 
 
 def _acceptance(report: Report, runs: Sequence[Run]) -> None:
@@ -269,30 +190,16 @@ def get_parser() -> CommandParser:
     add("--output", required=True, metavar="FOLDER", help="write report.md, report.html and figures there")
     baseline = "run to measure speed-up over, in wall-clock time (default: speed-up in iterations over greedy decoding)"
     add("--baseline", metavar="STATS.jsonl", help=baseline)
-    add("--labels", nargs="+", metavar="NAME", help="names of the runs (default: names of the files)")
-    hypotheses = "output of each run, plain text or of fairseq-generate: adds speed-up by edit ratio"
-    add("--hypotheses", nargs="+", metavar="FILE", help=hypotheses)
     traces = "file of --trace-file of each run: adds the calibration of the drafter's probabilities"
     add("--traces", nargs="+", metavar="FILE", help=traces)
-    add("--source", metavar="FILE", help="source text, if --hypotheses are plain text")
-    references = "reference text: adds BLEU (default: T- lines of fairseq-generate's output)"
-    add("--references", metavar="FILE", help=references)
     return parser
 
 
 def run(argv: Sequence[str]) -> None:
     """Parse the arguments, read the runs and write the report."""
     args = get_parser().parse_args(argv)
-    runs = load_runs(args.stats, args.labels, args.hypotheses, args.traces)
-    baseline = None
-    if args.baseline is not None:
-        label = names_of([args.baseline])[0]
-        is_duplicate = label in {run.label for run in runs}
-        baseline = Run(f"{label} (baseline)" if is_duplicate else label, args.baseline, read_stats(args.baseline))
-    sources = side(args.source, "--source", "sources", runs)
-    references = side(args.references, "--references", "references", runs)
-    command = shlex.join(["spec-dec-report", *argv])
-    report = write_up(runs, baseline, sources, references, command)
+    runs, baseline = load_runs(args.stats, args.baseline, args.traces)
+    report = write_up(runs, baseline, shlex.join(["spec-dec-report", *argv]))
     folder = Path(args.output)
     for name, png in report.figures.items():
         write_atomically(folder / name, png, "--output")

@@ -1,4 +1,4 @@
-"""Read decoding runs for reports: files of --stats-file, outputs, sources and references."""
+"""Read decoding runs for reports: files of --stats-file and --trace-file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,6 @@ from pathlib import Path
 
 from fairseq_plugins.decoding.recording.stats import SentenceStats
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.metrics.texts import Text, pick, read_text
 from fairseq_plugins.shared.typed_values import load_json, parse_json
 
 REMEDY = "give a file that --stats-file wrote"
@@ -19,7 +18,6 @@ class Run:
     label: str  # name in tables and figures
     file: str  # its statistics
     sentences: dict[int, SentenceStats]  # by number
-    hypotheses: Text | None = None  # its output
     trace: str | None = None  # file of its trace
 
     @property
@@ -80,50 +78,22 @@ def read_stats(file: str) -> dict[int, SentenceStats]:
 
 
 def load_runs(
-    files: Sequence[str],
-    labels: Sequence[str] | None,
-    hypotheses: Sequence[str] | None,
-    traces: Sequence[str] | None = None,
-) -> list[Run]:
-    """Read statistics, outputs and traces of runs, one of each per run; labels default to the names of the files.
+    files: Sequence[str], baseline: str | None = None, traces: Sequence[str] | None = None
+) -> tuple[list[Run], Run | None]:
+    """Read statistics of runs, their traces (one for each run) and a baseline; runs are named by their files.
 
     Raises ConfigurationError if the numbers of arguments differ, or for unsuitable files.
     """
-    for option, given in (("--labels", labels), ("--hypotheses", hypotheses), ("--traces", traces)):
-        if given is not None and len(given) != len(files):
-            problem = f"{len(given)} given for {len(files)} stats files"
-            raise ConfigurationError(option, None, problem, "give one for each")
-    names = list(labels) if labels is not None else names_of(files)
-    twice = [name for name in names if names.count(name) > 1]
+    if traces is not None and len(traces) != len(files):
+        problem = f"{len(traces)} given for {len(files)} stats files"
+        raise ConfigurationError("--traces", None, problem, "give one for each")
+    every = [*files, *([] if baseline is None else [baseline])]
+    twice = [file for file in every if every.count(file) > 1]
     if twice:
-        raise ConfigurationError("--labels", twice[0], "given twice", "give each run its own")
-    runs = []
-    for number, (file, name) in enumerate(zip(files, names, strict=True)):
-        run = Run(name, file, read_stats(file), trace=None if traces is None else traces[number])
-        if hypotheses is not None:
-            run.hypotheses = read_text(hypotheses[number], "--hypotheses")
-            pick(run.hypotheses, run.hypotheses.hypotheses, sorted(run.sentences), "--hypotheses")
-        runs.append(run)
-    return runs
-
-
-def names_of(files: Sequence[str]) -> list[str]:
-    """Return file names without suffix, or whole paths for equal names."""
-    stems = [Path(file).stem for file in files]
-    return [stem if stems.count(stem) == 1 else file for stem, file in zip(stems, files, strict=True)]
-
-
-def side(file: str | None, option: str, kind: str, runs: Sequence[Run]) -> dict[int, str] | None:
-    """Return sources or references (`kind`) by sentence number: from a file, else from the outputs of the runs."""
-    if file is not None:
-        text = read_text(file, option)
-        sentences = getattr(text, kind) if text.generated else text.hypotheses
-        if not sentences:
-            raise ConfigurationError(option, file, f"generate output without {kind}", "give them as plain text")
-        numbers = sorted({number for run in runs for number in run.sentences})
-        pick(text, sentences, numbers, option)
-        return sentences
-    for run in runs:
-        if run.hypotheses is not None and getattr(run.hypotheses, kind):
-            return getattr(run.hypotheses, kind)
-    return None
+        raise ConfigurationError(None, twice[0], "given twice", "give each run once")
+    stems = [Path(file).stem for file in every]
+    names = [stem if stems.count(stem) == 1 else file for stem, file in zip(stems, every, strict=True)]
+    runs = [Run(name, file, read_stats(file)) for name, file in zip(names, every, strict=True)]
+    for run, trace in zip(runs, traces or (), strict=False):
+        run.trace = trace
+    return runs[: len(files)], runs[-1] if baseline is not None else None
