@@ -25,7 +25,6 @@ from fairseq_plugins.benchmarks.sweep_cells import GREEDY, Cell, CellResult, Cel
 from fairseq_plugins.benchmarks.sweep_journal import Journal, circumstances, sole_use
 from fairseq_plugins.benchmarks.sweep_tables import as_json, markdown
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.pages.sweep_figure import quality_figure
 from fairseq_plugins.shared.cli import CommandParser, not_negative, positive, positive_list, run_command
 from fairseq_plugins.shared.display import progress_bar
 from fairseq_plugins.shared.files import write_atomically
@@ -89,7 +88,7 @@ def get_parser() -> CommandParser:
     add("--top-betas", type=positive_list, default=[1, 3, 5], metavar="B,B", help=betas)
     gaps = "values of --tau; 0 is exact acceptance (default: 1,2,3,4,5)"
     add("--taus", type=taus, default=[1.0, 2.0, 3.0, 4.0, 5.0], metavar="T,T", help=gaps)
-    add("--output", required=True, metavar="FOLDER", help="write sweep.md, sweep.json, sweep.png and cells.jsonl there")
+    add("--output", required=True, metavar="FOLDER", help="write sweep.md, sweep.json and cells.jsonl there")
     loss = "BLEU that the faster of the two recommended settings may lose (default: 0.2)"
     add("--tolerance", type=not_negative, default=0.2, metavar="BLEU", help=loss)
     passes = "timed passes for each setting; the table shows the median (default: 1)"
@@ -146,7 +145,6 @@ def run(argv: Sequence[str]) -> None:
         content = as_json(results, args.tolerance, notes)
         print(text)
         write_atomically(folder / "sweep.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n", "--output")
-        write_atomically(folder / "sweep.png", quality_figure(content), "--output")
         write_atomically(folder / "sweep.md", "# Sweep\n\n" + text, "--output")
 
 

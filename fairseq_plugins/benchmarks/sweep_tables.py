@@ -43,7 +43,7 @@ def as_json(results: Mapping[Cell, CellResult], tolerance: float, notes: Sequenc
 def markdown(results: Mapping[Cell, CellResult], tolerance: float, notes: Sequence[str]) -> str:
     """The table and recommendations."""
     greedy = results[Cell(baseline=GREEDY)]
-    parts = [_table(results), "![BLEU over speed](sweep.png)", "## Recommended settings"]
+    parts = [_table(results), "## Recommended settings"]
     for title, cell in recommendations(results, tolerance).items():
         if cell is None:
             parts.append(f"- {title}: none of these; add --top-betas 1, which keeps greedy's output")

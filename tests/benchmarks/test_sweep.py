@@ -171,7 +171,6 @@ def test_real_sweep(
     assert content["baselines"]["beam"]["baseline"] == "AT (b = 2)"
     assert content["recommended"]["no_quality_loss"].startswith("--decoder gad")
     assert (tmp_path / "sweep.md").read_text(encoding="utf-8") == "# Sweep\n\n" + printed.rstrip("\n") + "\n"
-    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
     before = (tmp_path / "cells.jsonl").read_text()
     assert len(before.splitlines()) == 6
