@@ -28,8 +28,6 @@ TOOLS = {
     "reuse-table": "tables.reuse",
     "short-table": "tables.short",
     "split-verifier": "models.split_verifier",
-    "super-resolution-images": "super_resolution.draw_outputs",
-    "super-resolution-patches": "super_resolution.write_patches",
     "ted-talks": "text.ted_talks",
 }
 
