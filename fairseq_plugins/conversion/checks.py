@@ -10,7 +10,7 @@ from fairseq.tasks.translation import TranslationConfig
 from omegaconf import OmegaConf
 
 from fairseq_plugins.checkpoint.session import TaskSession
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, one_line
 from fairseq_plugins.process.output import quiet_fairseq
 
 _MOST_UNKNOWN = 0.1
@@ -69,7 +69,10 @@ def check_decodes(folder: Path, source: Path, symbols: Sequence[str]) -> None:
             dataset = session.task.build_dataset_for_inference([tokens], [len(tokens)])
             hypotheses = session.decode(session.generator(beam=1, max_len_b=4), session.batch(dataset, [0]))
     except Exception as error:  # whatever is wrong with the folder, fairseq's errors do not name it
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # without the options and paths of loading, which the user did not give
+            cause = cause.__cause__
+        reason = one_line(str(cause).replace(f"{folder}/", ""), 300) or type(cause).__name__
         problem = f"its files do not fit each other: converted, it cannot be loaded or decode ({reason})"
         raise ConfigurationError(None, source, problem, "copy the model again") from error
     if not all(bool(torch.isfinite(hypothesis["positional_scores"]).all()) for hypothesis in hypotheses[0]):

@@ -87,7 +87,7 @@ def _settings_of(config: Config, vocabulary: Vocabulary, ignored: Collection[str
     Raises:
         ConfigurationError: for a multilingual model without language tokens, and as `generation_options`.
     """
-    options = generation_options(config.file.parent, config.own, vocabulary.names, ignored)
+    options = generation_options(config, vocabulary.names, ignored)
     if config["model_type"] == "bart":
         options["source_first_token"] = "<s>"
         is_forced = config.values.get("forced_bos_token_id") == config["bos_token_id"]

@@ -2,11 +2,15 @@
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+from fairseq.dataclass.configs import GenerationConfig
+
+from fairseq_plugins.conversion.families import Config
+from fairseq_plugins.decoding.search_numbers import Length, Power
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.files import first_of
-from fairseq_plugins.shared.typed_values import read_json
+from fairseq_plugins.shared.typed_values import WrongValue, checked, read_json
 
 _FILE = "generation_config.json"
 
@@ -46,19 +50,27 @@ _REFUSED: dict[str, Any] = {
     "token_healing": False,
     "watermarking_config": None,
 }
+
+
+class _Numbers(TypedDict, total=False):
+    max_length: Length
+    max_new_tokens: Length
+    min_length: Length
+    min_new_tokens: Length
+    no_repeat_ngram_size: Length
+    length_penalty: Power
+
+
 _LISTS_OF_TOKENS = ("bad_words_ids", "suppress_tokens", "begin_suppress_tokens")
 # Older models have these in config.json.
 _OF_CONFIG = {*_HONOURED, *_REFUSED} - {"constraints"}
 
 
-def generation_options(
-    folder: Path, config: dict[str, Any], names: Mapping[int, str], ignored: Collection[str] = ()
-) -> dict[str, Any]:
+def generation_options(model: Config, names: Mapping[int, str], ignored: Collection[str] = ()) -> dict[str, Any]:
     """Return the options of `load` for a model's settings of generation.
 
     Args:
-        folder: of the model, with generation_config.json; without it the settings of config.json count.
-        config: contents of config.json.
+        model: settings of the model; without generation_config.json those of config.json count.
         names: the dictionary's symbol of each of the model's ids.
         ignored: names of settings that shall not count.
 
@@ -66,7 +78,8 @@ def generation_options(
         ConfigurationError: for settings that change the output and are not supported, and names in `ignored` that the
             model does not set.
     """
-    file, settings = folder / "config.json", {name: config[name] for name in _OF_CONFIG & config.keys()}
+    folder, config = model.file.parent, model.own
+    file, settings = model.file, {name: config[name] for name in _OF_CONFIG & config.keys()}
     found = first_of(folder, _FILE)
     if found is not None:
         file = found
@@ -82,7 +95,7 @@ def generation_options(
         named = ", ".join(f"{name:.60} {settings[name]!r:.40}" for name in refused)
         problem = f"{named} would not be honoured, and outputs would differ from Hugging Face's"
         raise ConfigurationError(None, file, problem, f"to go on: spec-dec-convert {folder} OUT {options}")
-    return {**_options(file, settings), **_suppressed(file, settings, config, names)}
+    return {**_options(file, settings, model["max_position_embeddings"]), **_suppressed(file, settings, config, names)}
 
 
 def _changes_output(name: str, value: Any, config: dict[str, Any]) -> bool:
@@ -132,28 +145,26 @@ def _suppressed(
     return {name: tokens for name, tokens in options.items() if tokens}
 
 
-def _options(file: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def _options(file: Path, settings: dict[str, Any], positions: int) -> dict[str, Any]:
     """Return the options for lengths, repetitions and the length penalty."""
-    for name in ("max_length", "max_new_tokens", "min_length", "min_new_tokens", "no_repeat_ngram_size"):
-        value = settings.get(name, 0)
-        if type(value) is not int or not 0 <= value < 2**31:
-            raise ConfigurationError(None, file, f"{name} is {value!r}, not a number of tokens", "copy it again")
-    penalty = settings.get("length_penalty", 1.0)
-    if type(penalty) not in (int, float) or not -70 <= penalty <= 70:  # as `Power` of decoding
-        problem = f"length_penalty is {penalty!r:.60}, not a number from -70 to 70"
-        raise ConfigurationError(None, file, problem, "copy it again")
+    try:
+        numbers: _Numbers = checked(settings, _Numbers)
+    except WrongValue as error:
+        problem = f"{error.name} is {settings[error.name]!r:.60}"
+        raise ConfigurationError(None, file, problem, error.remedy) from error
     # Hugging Face counts the first token of the decoder's input, and EOS.
-    least = max(settings.get("min_length", 0) - 1, settings.get("min_new_tokens", 0), 0)
+    least = max(numbers.get("min_length", 0) - 1, numbers.get("min_new_tokens", 0), 0)
     options: dict[str, Any] = {"min_len": least}
-    longest = settings.get("max_new_tokens") or settings.get("max_length", 0) - 1
+    longest = numbers.get("max_new_tokens") or numbers.get("max_length", 0) - 1
     if longest > 0:
         # A forced EOS is the last of these tokens; fairseq adds it.
         options["max_len_b"] = longest - 1 if "forced_eos_token_id" in settings else longest
-    if least > options.get("max_len_b", least):
+    longest = min(options.get("max_len_b", GenerationConfig.max_len_b), positions - 1)
+    if least > longest:
         problem = f"its shortest output has {least} tokens, its longest {longest}"
-        raise ConfigurationError(None, file, problem, "copy it again")
-    if settings.get("no_repeat_ngram_size"):
-        options["no_repeat_ngram_size"] = settings["no_repeat_ngram_size"]
-    if penalty != 1.0:
-        options["lenpen"] = float(penalty)
+        raise ConfigurationError(None, file, problem, "lower min_length or min_new_tokens")
+    if numbers.get("no_repeat_ngram_size"):
+        options["no_repeat_ngram_size"] = numbers["no_repeat_ngram_size"]
+    if numbers.get("length_penalty", 1.0) != 1.0:
+        options["lenpen"] = numbers["length_penalty"]
     return options

@@ -20,6 +20,9 @@ _NEVER = -1e4
 _FIRST_POSITION = 2
 _EMBEDDINGS = ("model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
 
+# The second are sinusoids, which files of earlier versions have.
+_POSITIONS = (".embed_positions.weight", ".embed_positions.weights")
+
 
 class _Index(TypedDict):
     weight_map: dict[str, str]
@@ -70,7 +73,7 @@ def fairseq_weights(weights: dict[str, Tensor], config: Config, order: Sequence[
     for name, value in weights.items():
         if ".layers." in name or ".layer_norm." in name or ".layernorm_embedding." in name:
             converted[name.removeprefix("model.")] = value
-        elif name not in (*_EMBEDDINGS, "lm_head.weight", "final_logits_bias") and ".embed_positions." not in name:
+        elif name not in (*_EMBEDDINGS, "lm_head.weight", "final_logits_bias") and not name.endswith(_POSITIONS):
             problem = f"unknown tensor {name}"
             raise ConfigurationError(None, config.file.parent, problem, "this architecture is not converted")
     own = _embedding(weights, config)

@@ -143,4 +143,4 @@ def test_values_of_other_types(
 ) -> None:
     folder = with_settings(saved, tmp_path / "hf", "generation_config.json", {setting: value})
     assert cli.main([str(folder), str(tmp_path / "out")]) == 2
-    assert f"generation_config.json: {setting} is {value!r}, not " in capsys.readouterr().err
+    assert f"generation_config.json: {setting} is {value!r}" in capsys.readouterr().err
