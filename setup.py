@@ -194,7 +194,7 @@ setup(
         "tqdm>=4.60",
     ],
     extras_require={
-        "reports": ["markdown>=3.4", "matplotlib>=3.11", "pillow>=10.1", "rouge-score>=0.1.2"],
+        "reports": ["markdown>=3.4", "matplotlib>=3.11", "rouge-score>=0.1.2"],
         "bench": ["ctranslate2>=4.4"],
         "serve": [
             "babel>=2.12",

@@ -13,7 +13,6 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
-from fairseq_plugins.checkpoint.session import options_of
 from fairseq_plugins.criterions.logged_sums import (
     SummedLoss,
     accuracy_by_position,
@@ -21,10 +20,7 @@ from fairseq_plugins.criterions.logged_sums import (
     log_accuracies,
     log_losses,
     log_mean,
-    log_reliability,
-    reliability_counts,
 )
-from fairseq_plugins.criterions.tensorboard import logdir
 from fairseq_plugins.decoding.method import option
 from fairseq_plugins.errors import ConfigurationError
 
@@ -83,7 +79,6 @@ class GlatLoss(SummedLoss):
         self.position_decay = position_decay
         self.soft_targets = soft_targets
         self.verifier_loss = verifier_loss
-        self.counts_positions = logdir(options_of(task)) is not None
 
     def forward(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
@@ -124,6 +119,7 @@ class GlatLoss(SummedLoss):
                 ignore_index=self.padding_idx,
             )
             loss = loss + self.verifier_loss * sample_size / sample["ntokens"] * verifier_loss
+        correct = log_probs.argmax(-1) == targets
         logging_output = {
             "loss": loss.detach(),
             "nll_loss": nll_loss.detach(),
@@ -132,15 +128,13 @@ class GlatLoss(SummedLoss):
             "nsentences": sample["target"].size(0),
             "sample_size": sample_size,
             "targets": targets.numel(),
-            "correct": (log_probs.argmax(-1) == targets).sum(),
+            "correct": correct.sum(),
             "glanced_correct": output["glanced_correct"],
             "glanced_total": output["glanced_total"],
             "glancing_ratio": sample["glancing_ratio"] * sample["target"].size(0),
         }
-        if self.counts_positions and sample["glancing_ratio"] == 0:
-            highest, best = log_probs.detach().max(-1)
-            counted = (best == targets, sample["blocks"], self.padding_idx)
-            logging_output |= accuracy_by_position(*counted) | reliability_counts(highest.exp(), *counted)
+        if not model.training and sample["glancing_ratio"] == 0:  # every target was predicted
+            logging_output |= accuracy_by_position(correct, sample["blocks"], self.padding_idx)
         return loss, sample_size, logging_output
 
     @staticmethod
@@ -152,7 +146,6 @@ class GlatLoss(SummedLoss):
             log_mean("verifier_nll_loss", total["verifier_nll"] / math.log(2), total["ntokens"])
         log_mean("accuracy", 100 * total["correct"], max(total["targets"], 1), round=2)
         log_accuracies(logging_outputs)
-        log_reliability(logging_outputs)
         if total["glanced_total"] > 0:
             log_mean("glancing_accuracy", 100 * total["glanced_correct"], total["glanced_total"], round=2)
             log_mean("glancing_ratio", total["glancing_ratio"], total["nsentences"])

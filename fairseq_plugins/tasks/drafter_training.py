@@ -12,8 +12,6 @@ from torch import distributed, nn
 
 from fairseq_plugins.checkpoint.loading import build_model, check_task, read_checkpoint, unwrap
 from fairseq_plugins.checkpoint.session import options_of
-from fairseq_plugins.criterions import tensorboard
-from fairseq_plugins.criterions.logged_sums import logged_reliability
 from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import choose_backend
@@ -171,15 +169,10 @@ class TrainsDrafters(DecodesWithDrafts):
         self._validation = None
 
     def post_validate(self, model: nn.Module, stats: dict[str, Any], agg: Any) -> None:
-        """Store and log the counts of a validation; called by fairseq-train."""
+        """Store the counts of a validation in the drafter; called by fairseq-train."""
         drafter, policy = drafter_in(model), self._survival_policy()
         if drafter is not None and policy is not None:
             store_survival(policy, drafter)
-        if tensorboard.logdir(self._options) is not None:
-            tensorboard.log_reliability(self._options, logged_reliability(agg), stats["num_updates"])
-            generator = self._acceptance_generator(model)
-            if generator is not None:
-                tensorboard.log_sample(self, generator, stats["num_updates"])
 
     def _survival_policy(self) -> Any:
         """Return the policy that counted in this validation; None if the compiled kernels did not draft."""

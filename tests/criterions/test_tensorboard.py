@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fairseq_plugins.criterions import tensorboard
 from tests.conftest import TINY, TRAINING, Corpus
 from tests.support import finish_command, run_in_process, start_command
 
@@ -26,11 +25,6 @@ def read(folder: Path) -> EventAccumulator:
 def scalars(events: EventAccumulator, name: str) -> dict[int, float]:
     """Return step -> value."""
     return {event.step: event.value for event in events.Scalars(name)}
-
-
-def texts(events: EventAccumulator, name: str) -> dict[int, str]:
-    """Return step -> text."""
-    return {event.step: event.tensor_proto.string_val[0].decode() for event in events.Tensors(f"{name}/text_summary")}
 
 
 def train(corpus: Corpus, folder: Path, *more: str) -> str:
@@ -68,59 +62,6 @@ def test_training_and_validation_are_logged(trained: tuple[Path, str]) -> None:
     values = scalars(events, "tokens_per_iteration")
     assert len(values) >= 2 and all(1 <= value <= 7 for value in values.values())
     assert f"tokens_per_iteration {round(list(values.values())[-1], 3):g} " in trained[1]
-
-
-def test_reliability_is_logged(trained: tuple[Path, str]) -> None:
-    """Each validation logs the calibration error, the diagram, and the bins that give the error."""
-    errors = scalars(read(trained[0] / "valid"), "calibration_error")
-    assert list(errors) == list(scalars(read(trained[0] / "valid"), "loss"))
-    events = read(trained[0] / tensorboard.SAMPLES)
-    tables = texts(events, "reliability")
-    pictures = events.Images("reliability_diagram")
-    assert list(tables) == [picture.step for picture in pictures] == list(errors)
-    for step, text in tables.items():
-        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if " to " in line]
-        tokens = [int(row[1].replace(",", "")) for row in rows]
-        off = sum(n * abs(float(row[2]) - float(row[3])) for n, row in zip(tokens, rows, strict=True))
-        assert off / sum(tokens) == pytest.approx(errors[step], abs=1.5e-3)
-        assert f"{sum(tokens):,} tokens, expected calibration error {errors[step]:.3f}" in text
-        assert all(row[0].split(" to ")[0] <= row[2] for row in rows)
-    assert all(picture.width > 500 and picture.encoded_image_string.startswith(b"\x89PNG") for picture in pictures)
-
-
-def test_one_sample_per_validation(trained: tuple[Path, str]) -> None:
-    events = read(trained[0] / tensorboard.SAMPLES)
-    samples = texts(events, "draft_and_verify")
-    assert list(samples) == list(scalars(read(trained[0] / "valid"), "loss"))
-    sources = {re.search(r"\*\*source\*\* (.*)", sample)[1] for sample in samples.values()}
-    assert len(sources) == 1
-    iterations = scalars(events, "sample_iterations")
-    for step, sample in samples.items():
-        rows = [line for line in sample.splitlines() if re.match(r"\| \d+ \|", line)]
-        assert len(rows) == iterations[step]
-        assert all(row.count(" | ") == 2 for row in rows)
-        # The verifier's line has the emitted tokens: the bold ones and one more.
-        output = re.search(r"\*\*output\*\* (.*)", sample)[1].split()
-        gained: list[str] = []
-        for row in rows:
-            bold = re.search(r"\*\*(.*?)\*\*", row)
-            accepted = len(bold[1].split()) if bold else 0
-            gained += row.split(" | ")[2].strip(" |").split()[: accepted + 1]
-        assert gained[: gained.index("&lt;/s&gt;")] == output
-
-
-def test_sample_text_by_hand() -> None:
-    notes = tensorboard.SampleTrace()
-    notes.iterations = [([0, 1, 2], [0, 1, 1, 2], 2), ([3], [2, 3], 0)]
-    text = tensorboard.sample_text({"source": "a * b"}, notes, ["▁a", "@@|", "</s>", "<unk>"])
-    assert text.splitlines() == [
-        r"**source** a \* b",
-        "",
-        "| | draft (bold: accepted) | verifier |",
-        "|---|---|---|",
-        r"| 1 | **▁a @@\|** &lt;/s&gt; | ▁a @@\| @@\| &lt;/s&gt; |",
-        "| 2 | &lt;unk&gt; | &lt;/s&gt; &lt;unk&gt; |",
-    ]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a file system")

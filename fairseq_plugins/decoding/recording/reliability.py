@@ -1,6 +1,5 @@
 """Calibration of a drafter: the counts of a reliability diagram."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -36,11 +35,6 @@ class Reliability:
             torch.bincount(bins, probabilities, BINS),
             torch.bincount(bins[right], minlength=BINS).double(),
         )
-
-    @classmethod
-    def from_sums(cls, sums: Mapping[str, Tensor]) -> "Reliability":
-        """Restore counts from the sums of several `vars`."""
-        return cls(**{name: sums[name].double().cpu() for name in cls.__dataclass_fields__})
 
     @property
     def total(self) -> int:

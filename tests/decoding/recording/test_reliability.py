@@ -28,14 +28,3 @@ def test_counts_by_hand() -> None:
 def test_no_tokens() -> None:
     counts = Reliability.of(torch.zeros(0), torch.zeros(0, dtype=torch.bool))
     assert (counts.total, counts.error, counts.points(), counts.rows()) == (0, 0.0, [], [])
-
-
-def test_sums_restore_the_counts() -> None:
-    generator = torch.Generator().manual_seed(1)
-    said, right = torch.rand(500, generator=generator), torch.rand(500, generator=generator) < 0.6
-    whole = Reliability.of(said, right)
-    parts = [vars(Reliability.of(said[some], right[some])) for some in (slice(70), slice(70, 500))]
-    summed = Reliability.from_sums({name: parts[0][name] + parts[1][name] for name in parts[0]})
-    assert whole.error > 0.1 and summed.error == pytest.approx(whole.error)
-    for name, counts in vars(whole).items():
-        torch.testing.assert_close(getattr(summed, name), counts)
