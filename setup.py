@@ -173,7 +173,7 @@ setup(
     cmdclass={"build_ext": BuildKernels},
     package_data={
         "fairseq_plugins": ["py.typed"],
-        "fairseq_plugins.help_texts": ["*.json", "*.txt"],
+        "fairseq_plugins.help_texts": ["*.txt"],
         "fairseq_plugins.pages": ["*.html", "*.css", "*.js"],
         "fairseq_plugins.decoding.native": ["csrc/*.h"],
     },

@@ -19,10 +19,6 @@ from fairseq_plugins.version import __version__  # noqa: E402
 
 answer_help()
 
-from fairseq_plugins.shared.arguments import refuse_wrong_arguments  # noqa: E402
-
-refuse_wrong_arguments()
-
 from fairseq_plugins.errors import ConfigurationError, on_command_line, spell_as  # noqa: E402
 
 if is_tool():

@@ -76,27 +76,18 @@ class CommandParser(argparse.ArgumentParser):
         self._example, self._required = example, list(required)
         self._inherited = 0 if alone else len(self._action_groups)
 
-    @property
-    def extends_fairseq(self) -> bool:
-        """Whether the command also has all options of fairseq-generate."""
-        return self._inherited > 0
-
-    @property
-    def own_groups(self) -> list[argparse._ArgumentGroup]:
-        """The groups of the command's own options."""
-        return self._action_groups[self._inherited :]
-
     def format_help(self) -> str:
         """Return what --help prints."""
-        text = self._format_groups(self.own_groups)
-        if self.extends_fairseq:
+        text = self._format_groups(self._action_groups[self._inherited :])
+        if self._inherited:
             text += "\nAlso: options of decoding (--decoder, --drafter-path, --block-size) and of fairseq-generate "
             text += "(--gen-subset,\n--batch-size, --cpu); see --help-all, or docs/options.md.\n"
         return text
 
     def format_full_help(self, decoding: argparse._ArgumentGroup) -> str:
         """Return what --help-all prints: the options of decoding after the command's, then fairseq's."""
-        return self._format_groups([*self.own_groups, decoding, *self._action_groups[: self._inherited]])
+        own, fairseqs = self._action_groups[self._inherited :], self._action_groups[: self._inherited]
+        return self._format_groups([*own, decoding, *fairseqs])
 
     def error(self, message: str) -> NoReturn:
         """Raise a one-line error instead of printing the usage."""
@@ -108,7 +99,7 @@ class CommandParser(argparse.ArgumentParser):
         needed = self._required + [action for action in self._actions if action.required]
         optional = [action for action in self._actions if not (action.option_strings or action.required)]
         formatter = argparse.RawDescriptionHelpFormatter(self.prog, width=110)
-        formatter.add_usage(None, [*needed, *([] if self.extends_fairseq else optional)], [])
+        formatter.add_usage(None, [*needed, *([] if self._inherited else optional)], [])
         formatter.add_text(self.description)
         formatter.start_section("example")
         formatter.add_text(self._example)
