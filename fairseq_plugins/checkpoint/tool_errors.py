@@ -19,6 +19,7 @@ from fairseq_plugins.process.output import (
     say_interrupted,
     say_output_failure,
 )
+from fairseq_plugins.shared.files import is_own_file
 
 
 def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -39,6 +40,26 @@ def excepthook(kind: type[BaseException], error: BaseException, trace: Traceback
             sys.__excepthook__(kind, error, trace)
         else:
             _tell(explained)
+    with contextlib.suppress(OSError):
+        _set_aside_results(trace)
+
+
+def _set_aside_results(trace: TracebackType | None) -> None:
+    """Rename the unfinished file that fairseq-generate writes in --results-path, or remove it if it is empty.
+
+    fairseq opens it under its final name, before anything can fail.
+    """
+    for frame, _ in traceback.walk_tb(trace):
+        if Path(frame.f_code.co_filename).parts[-2:] != ("fairseq_cli", "generate.py") or "h" not in frame.f_locals:
+            continue
+        file = Path(frame.f_locals["output_path"])
+        if not is_own_file(file):
+            continue
+        if file.stat().st_size == 0:
+            file.unlink()
+        else:
+            partial = file.rename(file.with_name(f"{file.name}.partial"))
+            say(f"--results-path {file.parent}: not finished; the lines so far are in {partial}")
 
 
 def thread_excepthook(given: threading.ExceptHookArgs) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import signal
 import stat
 import subprocess
@@ -20,13 +21,14 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_plugins.checkpoint.tool_errors import excepthook
 from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStats
 from fairseq_plugins.process import ending
 from fairseq_plugins.shared.files import destination, new_folder, write_atomically
 from fairseq_plugins.shared.partial_file import PartialFile
 from tests.errors import error_about, refused
 from tests.faults.released import Released, options, prepare
-from tests.support import REPOSITORY
+from tests.support import REPOSITORY, run_in_process
 
 SENTENCE = SentenceStats(3, 5, 7, 2, [4, 3], 2, 0.5)
 RECORD = {**vars(SENTENCE), "backend": "torch"}
@@ -176,6 +178,30 @@ def test_old_content_survives_a_failed_write(tmp_path: Path) -> None:
     with files_of_at_most(1000), error_about("--results", "File too large"):
         write_atomically(path, "x" * 2000, "--results")
     assert path.read_text() == "old" and [file.name for file in tmp_path.iterdir()] == ["table.json"]
+
+
+@pytest.mark.parametrize(
+    ("more", "message", "left"),
+    [
+        ("", "cannot be written (File too large)", ["generate-test.txt.partial"]),
+        ("--tau 2", "is for --decoder gad++", []),
+    ],
+    ids=["full disk", "refused option"],
+)
+def test_unfinished_results_get_no_final_name(
+    released: Released, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    more: str, message: str, left: list[str],
+) -> None:  # fmt: skip
+    line = options(released, "--decoder", "greedy", "--results-path", str(tmp_path), *shlex.split(more))
+    monkeypatch.setattr(sys, "argv", ["fairseq-generate", *shlex.split(line)])
+    with files_of_at_most(2000):
+        try:
+            run_in_process("generate", line)
+        except Exception:
+            excepthook(*sys.exc_info())
+    error = capsys.readouterr().err
+    assert message in error and [file.name for file in tmp_path.iterdir()] == left
+    assert all(f"the lines so far are in {tmp_path}/{name}\n" in error for name in left)
 
 
 def test_nothing_is_opened_to_find_out(tmp_path: Path) -> None:
