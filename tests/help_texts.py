@@ -10,7 +10,7 @@ from unittest import mock
 from fairseq_plugins.help_texts import FOLDER
 from tests.command_server import own_commands
 
-SUBCOMMANDS = {"spec-dec-distill": ("decode", "status", "merge")}
+SUBCOMMANDS = {"spec-dec-distill": ("decode", "merge")}
 
 
 def printed(target: str, command: str, arguments: list[str]) -> str:

@@ -24,7 +24,7 @@ from tests.help_texts import texts
 def test_texts_match_the_parsers() -> None:
     written = {file.name: file.read_text(encoding="utf-8") for file in help_texts.FOLDER.glob("*.txt")}
     assert written == texts(), "write them anew: python -m tests.help_texts"
-    assert len(written) == len(own_commands()) + 3
+    assert len(written) == len(own_commands()) + 2
 
 
 def test_help_all_shows_all_options(capsys: pytest.CaptureFixture[str]) -> None:

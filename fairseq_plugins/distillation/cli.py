@@ -1,7 +1,6 @@
-"""Distil a teacher (Seq-KD): decode a corpus in shards, print their progress, merge them into training data.
+"""Distil a teacher (Seq-KD): decode a corpus in shards, merge them into training data.
 
     spec-dec-distill decode DATA --path TEACHER.pt --output SHARDS [--gen-subset train,valid] [--decoder greedy]
-    spec-dec-distill status SHARDS
     spec-dec-distill merge DATA --shards SHARDS --destdir DISTILLED [--gen-subset train,valid]
 
 `decode` takes all options of fairseq-generate. By default it runs fairseq's search with beam 5; `--decoder fast-beam`
@@ -19,7 +18,6 @@ from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.decode import decode_shards
 from fairseq_plugins.distillation.merge import check_subset, merge
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.process.output import counted
 from fairseq_plugins.shared.cli import CommandParser, positive, run_command
 from fairseq_plugins.shared.parsing import as_config, check_paths, generation_parser, parse_arguments
 from fairseq_plugins.shared.workers import end_with_parent, find_worker, start_processes
@@ -85,32 +83,6 @@ def _count(given: int | None, folder: Path, subset: str, default: int) -> int:
     return given or begun or default
 
 
-def status(argv: Sequence[str]) -> None:
-    """Print the progress of the shards of a folder."""
-    description = "Print the progress of shards: finished ones, and sentences of unfinished ones."
-    parser = CommandParser(f"{NAME} status", description, f"{NAME} status shards")
-    parser.add_argument("folder", metavar="SHARDS", help="folder of the shards, --output of decode")
-    subsets = "subsets to report (default: train,valid,test)"
-    parser.add_argument("--gen-subset", default="train,valid,test", metavar="NAME,NAME", help=subsets)
-    args = parser.parse_args(argv)
-    folder = Path(args.folder)
-    if not folder.is_dir():
-        raise ConfigurationError(None, folder, "no such folder", f"give the {{--output}} of `{NAME} decode`")
-    counts = {subset: shards.number_of_shards(folder, subset) for subset in args.gen_subset.split(",")}
-    if not any(counts.values()):
-        remedy = f"give the {{--output}} of `{NAME} decode`, or {{--gen-subset}}"
-        raise ConfigurationError(None, folder, f"has no shards of {', '.join(counts)}", remedy)
-    for subset, count in counts.items():
-        if count is None:
-            continue
-        whole = [s for s in range(count) if shards.shard_path(folder, subset, s, count).is_file()]
-        sentences = sum(len(shards.read_shard(shards.shard_path(folder, subset, s, count))[1]) for s in whole)
-        print(f"{subset}: {len(whole)} of {count} shards finished, with {counted(sentences, 'sentence')}")
-        for file in shards.shard_files(folder, subset)[count]:
-            if file.suffix == ".partial":
-                print(f"  {file.name}: {counted(shards.lines_in(file), 'sentence')} so far")
-
-
 def merge_parser() -> CommandParser:
     """Return the parser of `merge`."""
     description = "Merge finished shards into training data, binarised with the same dictionaries."
@@ -149,7 +121,7 @@ def run_merge(argv: Sequence[str]) -> None:
         print(f"{subset}: {count}")
 
 
-COMMANDS = {"decode": decode, "status": status, "merge": run_merge}
+COMMANDS = {"decode": decode, "merge": run_merge}
 
 
 def run(argv: Sequence[str]) -> None:

@@ -78,11 +78,6 @@ def read_shard(file: Path) -> tuple[dict[str, Any], list[TeacherSentence]]:
     return header, sentences
 
 
-def lines_in(file: Path) -> int:
-    """Return the number of sentences in an unfinished shard."""
-    return len(_parse(file.read_bytes())[1])
-
-
 def _footer(count: int, total: Any) -> dict[str, Any]:
     return {"sentences": count, "sha256": total.hexdigest()}
 

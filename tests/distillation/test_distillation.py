@@ -325,18 +325,7 @@ def test_other_mistakes(corpus: Corpus, greedy: Path, tmp_path: Path, capsys: py
     refused("--shard-id 1: of how many?", capsys, *command, "--shard-id", "1")
     refused("--num-shards 0: ", capsys, *command, "--num-shards", "0")
     refused("--max-tokens 3: a sentence has ", capsys, *command, "--max-tokens", "3")
-    refused("no command: choose from decode, status, merge", capsys)
-    refused("docs: has no shards of train, valid, test; give the --output of", capsys, "status", "docs")
+    refused("no command: choose from decode, merge", capsys)
     merge = ["merge", corpus.data, "--shards", greedy, "--destdir"]
     refused("--gen-subset dev: no such value; choose from", capsys, *merge, tmp_path / "x", "--gen-subset", "dev")
     refused("--max-length-ratio 0.5: ", capsys, *merge, tmp_path / "x", "--max-length-ratio", "0.5")
-
-
-def test_status(greedy: Path, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (copy / "train.2-of-3.tsv").rename(copy / "train.2-of-3.tsv.partial")
-    assert cli.main(["status", str(copy)]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "train: 2 of 3 shards finished, with 200 sentences",
-        "  train.2-of-3.tsv.partial: 100 sentences so far",
-        "valid: 3 of 3 shards finished, with 30 sentences",
-    ]

@@ -269,18 +269,3 @@ def test_text_needs_no_torch(tmp_path: Path) -> None:
     script = "import sys, train_scripts.tools.__main__; print({'torch', 'fairseq', 'sentencepiece'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     assert result.stdout == "set()\n", result.stderr
-
-
-def test_table_of_reuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = REPOSITORY / "checkpoints" / "multi30k.en-de"
-    text = write(
-        tmp_path / "text.en", ["Two dogs play\u2028in the snow.", "A man is riding a bicycle on the street."] * 5
-    )
-    assert run("reuse-table", folder, text, "--older", folder, "--measure", "seconds") == 0
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
-    assert rows[0][-1] == "times as fast" and [row[1] for row in rows[2:]] == ["10", "10", "6", "10"]
-    assert run("reuse-table", folder, text, "--older", folder) == 0
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
-    # Drafts that are the model's own output are accepted whole.
-    assert rows[2][1] == rows[2][3] == "10" and all(float(row[4]) > 1 for row in rows[2:5])
-    assert float(rows[5][4]) >= 1

@@ -25,7 +25,6 @@ TOOLS = {
     "model-card": "model_card.write",
     "model-options": "models.model_options",
     "recombine": "recombine.write",
-    "reuse-table": "tables.reuse",
     "short-table": "tables.short",
     "split-verifier": "models.split_verifier",
     "ted-talks": "text.ted_talks",
