@@ -36,7 +36,7 @@ def write_int8(source: Path, target: Path, pair: tuple[str, str] | None) -> None
     Raises:
         ConfigurationError: for files that are missing or do not fit each other, or a folder that cannot be written.
     """
-    verifiers = [name for name in (*CHECKPOINTS, "blockwise.pt", "jacobi.pt") if (source / name).is_file()]
+    verifiers = [name for name in (*CHECKPOINTS, "blockwise.pt") if (source / name).is_file()]
     if not verifiers:
         raise ConfigurationError(None, source, "has no verifier.pt", "give a folder with a model")
     check_sums([source / name for name in (*verifiers, "drafter.pt")], source)

@@ -29,7 +29,6 @@ from tests.errors import error_about
 from tests.language_model import write_language_model
 from tests.support import make_args, run_in_process
 from tests.tasks.test_beside import registries
-from train_scripts.tools.models import model_options
 
 __all__ = ["registries"]
 
@@ -186,10 +185,6 @@ def _ctranslate2(corpus: Corpus, crafted: Path, folder: Path) -> Any:
     return ctranslate.convert(str(crafted), Namespace(data=corpus.data, source_lang="src", target_lang="tgt"), folder)
 
 
-def _recipe(corpus: Corpus, crafted: Path, folder: Path) -> Any:
-    return model_options(crafted)
-
-
 WAYS = [
     _load,
     _generate,
@@ -201,7 +196,6 @@ WAYS = [
     _initial_encoder,
     _base,
     _ctranslate2,
-    _recipe,
 ]
 
 

@@ -23,7 +23,6 @@ TOOLS = {
     "learn-subwords": "subwords.learn",
     "measure-survival": "survival.measure",
     "model-card": "model_card.write",
-    "model-options": "models.model_options",
     "recombine": "recombine.write",
     "short-table": "tables.short",
     "split-verifier": "models.split_verifier",

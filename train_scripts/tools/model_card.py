@@ -21,11 +21,11 @@ SUBWORD_OPTIONS = {"unigram": "", "bpe": "", "moses": "", "gpt2": " --subwords G
 
 
 def model_rows(folder: Path) -> list[list[str]]:
-    """Return file name, parameters and size of a folder's models; blockwise.pt and jacobi.pt are optional."""
-    rows, optional = [], ("blockwise", "jacobi")
-    for name in ("verifier", "drafter", *optional):
+    """Return file name, parameters and size of a folder's models; blockwise.pt is optional."""
+    rows = []
+    for name in ("verifier", "drafter", "blockwise"):
         file = folder / f"{name}.pt"
-        if name in optional and not file.exists():
+        if name == "blockwise" and not file.exists():
             continue
         weights = torch.load(file, map_location="cpu")["model"]
         # Tied weights count once, also where a file has a copy under each name.

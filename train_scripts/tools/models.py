@@ -8,7 +8,6 @@ import torch
 from fairseq.data import data_utils
 
 from fairseq_plugins.checkpoint.averaging import average, to_half, write_checkpoint
-from fairseq_plugins.checkpoint.loading import read_checkpoint
 from fairseq_plugins.errors import ConfigurationError  # the plugin also lets torch read fairseq's checkpoints
 from fairseq_plugins.models.block_nat.model import OF_VERIFIER
 from fairseq_plugins.shared.fingerprints import state_fingerprint
@@ -73,27 +72,6 @@ def split_verifier(tuned: Path, before: Path, verifier: Path, drafter: Path) -> 
         ("drafter", drafter, {**both, "model": own}),
     ):
         write_checkpoint(target, to_half(checkpoint), option)
-
-
-def model_options(model: Path) -> str:
-    """Return the options of fairseq-train for a Transformer that can load these weights, one a line.
-
-    Args:
-        model: checkpoint of the weights.
-    """
-    of_model = vars(read_checkpoint(str(model), "model")[1])
-    flags = (
-        *("share_all_embeddings", "share_decoder_input_output_embed", "encoder_normalize_before"),
-        *("decoder_normalize_before", "encoder_learned_pos", "decoder_learned_pos", "layernorm_embedding"),
-        *("no_scale_embedding", "no_token_positional_embeddings"),
-    )
-    given = [f"--{flag.replace('_', '-')}" for flag in flags if of_model.get(flag)]
-    sizes = [
-        f"--{part}-{name.replace('_', '-')} {of_model[f'{part}_{name}']}"
-        for part in ("encoder", "decoder")
-        for name in ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")
-    ]
-    return "\n".join([*sizes, f"--activation-fn {of_model['activation_fn']}", *given])
 
 
 def count_updates(data: Path, *, languages: tuple[str, str], epochs: float, tokens: int) -> int:
