@@ -3,16 +3,12 @@
 In a program that imports it, it changes nothing that is the program's; in a tool of fairseq it does (`is_tool`).
 """
 
-import sys
-import threading
-
-# The hook first: imports take seconds, in which the user may press Ctrl-C.
-from fairseq_plugins.checkpoint.tool_errors import excepthook, thread_excepthook
+# The hooks first: imports take seconds, in which the user may press Ctrl-C.
+from fairseq_plugins.checkpoint.tool_errors import set_hooks
 from fairseq_plugins.process.output import is_tool, lower_log_level, unchanged_logging, watch_output
 
 if is_tool():
-    sys.excepthook = excepthook
-    threading.excepthook = thread_excepthook
+    set_hooks()
 
 from fairseq_plugins.help_texts import answer_help  # noqa: E402
 from fairseq_plugins.version import __version__  # noqa: E402

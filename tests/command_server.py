@@ -242,7 +242,7 @@ def _run(arguments: list[str], folder: str) -> None:
     """Run a command in this fork, and exit."""
     from fairseq.utils import import_user_module
 
-    from fairseq_plugins.checkpoint.tool_errors import excepthook
+    from fairseq_plugins.checkpoint.tool_errors import set_hooks
     from fairseq_plugins.errors import on_command_line, spell_as
     from fairseq_plugins.process.output import lower_log_level, watch_output
     from fairseq_plugins.process.training import stop_on_request
@@ -266,7 +266,7 @@ def _run(arguments: list[str], folder: str) -> None:
         importlib.reload(module)
     if name.startswith("spec-dec-") or "--user-dir" in arguments:
         # Importing the plugin does this, but the server imported it before the output was redirected.
-        sys.excepthook = excepthook
+        set_hooks()
         spell_as(on_command_line)
         watch_output()
         lower_log_level()

@@ -1,4 +1,4 @@
-"""Errors of fairseq's tools as one line: their excepthook, which looks for the file that is wrong."""
+"""Errors of fairseq's tools as one line: their hooks, which look for the file that is wrong."""
 
 import contextlib
 import os
@@ -20,6 +20,11 @@ from fairseq_plugins.process.output import (
     say_output_failure,
 )
 from fairseq_plugins.shared.files import is_own_file
+
+
+def set_hooks() -> None:
+    """Print errors that nothing catches as one line, those of threads as well."""
+    sys.excepthook, threading.excepthook = excepthook, thread_excepthook
 
 
 def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

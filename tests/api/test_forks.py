@@ -37,7 +37,7 @@ def status_of_fork(holds: Callable[[], bool], seconds: float = 20) -> int:
 def test_children_decode(decoder: str, tmp_path: Path) -> None:
     model = loaded(decoder, threads=2)
     memory = Memory(tmp_path)
-    text = ["A dog runs.", "Two men sit on a bench in a park ."]
+    text = ["A dog runs.", "Two men sit ."][: 1 if decoder == "beam" else 2]
     expected = model.translate(text)
     stop = threading.Event()
 

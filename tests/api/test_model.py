@@ -304,10 +304,14 @@ fairseq_plugins.wrap(task, decoder="gad", block_sizes=5)
 
 
 def test_types(tmp_path: Path) -> None:
-    """mypy checks users' programs, in any folder, against the types of the installed package."""
+    """mypy checks users' programs, in any folder, against the types of the installed package.
+
+    With the settings of `make lint`, whose cache it reads.
+    """
     (tmp_path / "use.py").write_text(USE)
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")}
-    command = [sys.executable, "-m", "mypy", "--cache-dir", str(REPOSITORY / ".mypy_cache" / "of_users"), "use.py"]
+    settings = ["--config-file", str(REPOSITORY / "pyproject.toml"), "--cache-dir", str(REPOSITORY / ".mypy_cache")]
+    command = [sys.executable, "-m", "mypy", *settings, "use.py"]
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     errors = [line for line in run.stdout.splitlines() if ": error:" in line]
     wrong = USE.splitlines().index('wrong: int = model.translate("text")') + 1

@@ -1,8 +1,5 @@
 """`load(task=...)`: models with fairseq's own tasks give the output of fairseq's search."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,7 +9,6 @@ import pytest
 import fairseq_plugins
 from tests.errors import refused
 from tests.families import FAMILIES, MAX_LEN, Family, generate
-from tests.support import REPOSITORY
 from tests.tasks.test_beside import registries
 
 __all__ = ["registries"]
@@ -49,21 +45,6 @@ def test_output_is_that_of_the_task(name: str, decoder: str, tmp_path: Path) -> 
     assert [words(one.tokens) for one in own.translate_batch(sources, batch_size=5)] == expected_words
     assert words(token for step in own.stream(" ".join(sources[0])) for token in step.tokens) == expected_words[0]
     assert len({tuple(tokens) for tokens in expected_words}) > 10
-
-
-PROGRAM = """
-import json, logging, sys
-import fairseq_plugins
-fairseq_plugins.load(**json.loads(sys.argv[1])).translate("w3 w9 w4")
-print(logging.getLogger().handlers, logging.getLogger().level == logging.WARNING)
-"""
-
-
-def test_a_program_prints_nothing_of_fairseq_and_hydra(tmp_path: Path) -> None:
-    FAMILIES["m2m"].save(tmp_path)
-    program = [sys.executable, "-c", PROGRAM, json.dumps(arguments(FAMILIES["m2m"], tmp_path), default=str)]
-    run = subprocess.run(program, cwd=REPOSITORY, capture_output=True, text=True)
-    assert (run.stderr, run.stdout) == ("", "[] True\n")
 
 
 def test_wrong_options_are_named(tmp_path: Path) -> None:

@@ -4,9 +4,10 @@ import math
 import os
 import shutil
 import time
-from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -46,18 +47,18 @@ def test_checks_run_on_a_cpu(check: command.Check, env: Environment) -> None:
     assert all(isinstance(cell, str) for row in outcome.rows for cell in row)
 
 
-def test_one_wrong_output_fails(env: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    decode, calls = released.decode, []
+@pytest.mark.parametrize(("wrong", "state"), [(None, PASSED), (1, FAILED), (3, FAILED), (5, FAILED)])
+def test_one_wrong_output_fails(
+    wrong: int | None, state: str, env: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = count()
 
-    def wrong(*args: Any) -> Any:
-        calls.append(args)
-        output = decode(*args)
-        if len(calls) == 2:
-            output[1][0][0] += 1
-        return output
+    def decode(*_: Any) -> list[tuple[list[int], list[float]]]:
+        return [([4, 2], [-1.0, -0.5]), ([6 if next(calls) == wrong else 5, 2], [-1.0, -0.5])]
 
-    monkeypatch.setattr(released, "decode", wrong)
-    assert released.released_models(env).state == FAILED
+    monkeypatch.setattr(released, "released_benches", lambda *_: [("a model", mock.MagicMock())])
+    monkeypatch.setattr(released, "decode", decode)
+    assert released.released_models(env).state == state and next(calls) == 6
 
 
 def test_nothing_is_captured_while_decoding_is_timed(env: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,19 +173,18 @@ def test_captured_loop_may_go_once_the_engine_passes() -> None:
     assert report.what_may_go(outcomes[-1:]).endswith("all.")
 
 
-@pytest.mark.parametrize("checks, status", [((("fine", fine),), 0), ((("fine", fine), ("breaks", breaks)), 1)])
-def test_command_with_a_gpu(
-    checks: tuple[tuple[str, command.Check], ...], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_with_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From its options to its exit status; the worker does not fork."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(command, "CHECKS", checks)
+    monkeypatch.setattr(command, "CHECKS", (("fine", fine), ("breaks", breaks)))
     monkeypatch.setattr(command, "machine", lambda: "a GPU")
-    with pytest.raises(SystemExit) if status else nullcontext() as ended:
-        assert command.main(["--results", str(tmp_path), "--minutes", "5"]) == status
-    assert ended is None or ended.value.code == status
+    options = ["--results", str(tmp_path), "--minutes", "5"]
+    with pytest.raises(SystemExit, match="1"):
+        command.main(options)
     page = (tmp_path / "gpu_check.md").read_text(encoding="utf-8")
-    assert "as / it should be: cuda" in page and f"1 passed, {status} failed, 0 not run." in page
+    assert "as / it should be: cuda" in page and "1 passed, 1 failed, 0 not run." in page
+    monkeypatch.setattr(command, "run_checks", lambda env, checks, line: [checks[0][1](env)])
+    assert command.main(options) == 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is for machines without a GPU")

@@ -65,13 +65,14 @@ def test_training_and_validation_are_logged(trained: tuple[Path, str]) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a file system")
-def test_a_full_disk_is_one_line(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line(corpus: Corpus, programs: Path, tmp_path: Path) -> None:
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", tmp_path], capture_output=True).returncode:
         pytest.skip("no file system can be mounted here")
     try:
         options = f"{TRAINING} --no-save --max-update 99 --log-interval 1 --disable-validation"
         options += f" --task spec_dec --arch transformer {TINY} --criterion cross_entropy"
-        run = finish_command(start_command("train", f"{corpus.data} {options} --tensorboard-logdir {tmp_path}/events"))
+        options += f" --tensorboard-logdir {tmp_path}/events"
+        run = finish_command(start_command("train", f"{corpus.data} {options}", programs=programs))
     finally:
         subprocess.run(["umount", "--lazy", tmp_path], check=True)
     messages = [line for line in run.stderr.splitlines() if re.match("error|Traceback|Exception", line)]

@@ -8,17 +8,20 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from threading import Timer
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from fairseq import checkpoint_utils
 from fairseq.trainer import Trainer
 
 from fairseq_plugins import Memory
@@ -122,6 +125,8 @@ CELLS = pytest.mark.parametrize("name", COMMANDS)
 
 def _fill_disk() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    # fairseq waits between its attempts to write.
+    vars(checkpoint_utils)["time"] = SimpleNamespace(time=time.time, sleep=lambda seconds: None)
 
 
 # Fault injected before the second step, and the exit status of our commands and of fairseq-train.

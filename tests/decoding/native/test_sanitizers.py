@@ -16,7 +16,7 @@ from tests.support import REPOSITORY
 # Both tests read the output of one process, whose imports under the sanitizers are slow.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("sanitizers")]
 
-ROUNDS = example_count(48)
+ROUNDS = example_count(28)
 SANITIZERS = "address,undefined"
 
 
