@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.invalid_text import ENCODING
 
 # S-7\tsource, T-7\ttarget, H-7\tscore\thypothesis, D-7\tscore\tdetokenised hypothesis
 _LINE = re.compile(r"^([STHD])-(\d+)\t(.*)$")
@@ -30,7 +31,7 @@ def read_lines(file: str, option: str) -> list[str]:
     Raises ConfigurationError if it cannot be read, or is empty.
     """
     try:
-        lines = Path(file).read_bytes().decode("utf-8").split("\n")
+        lines = Path(file).read_bytes().decode(ENCODING).split("\n")
     except OSError as error:
         raise ConfigurationError(option, file, f"{error.strerror}", "give a text file, a sentence a line") from error
     except UnicodeDecodeError as error:

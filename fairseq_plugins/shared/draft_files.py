@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.invalid_text import ENCODING
 from fairseq_plugins.shared.typed_values import parse_json
 
 
@@ -16,7 +17,7 @@ def read_drafts(path: str, sentences: int | None = None, of: str = "") -> list[s
     if Path(path).is_dir():
         raise ConfigurationError("--drafts", path, "is a folder", "give files, and other arguments before the option")
     try:
-        lines = Path(path).read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+        lines = Path(path).read_bytes().decode(ENCODING).removesuffix("\n").split("\n")
     except FileNotFoundError:
         raise ConfigurationError("--drafts", path, "no such file", "give a draft a line") from None
     except UnicodeDecodeError as error:

@@ -9,6 +9,9 @@ from typing import IO, Any
 
 from fairseq_plugins.process.output import say
 
+ENCODING = "utf-8-sig"
+"""Encoding of users' texts: some programs of Windows begin them with a byte order mark, which is no word."""
+
 _HANDLER = "surrogateescape"
 # Characters that this error handler makes of invalid bytes.
 _INVALID = re.compile("[\udc80-\udcff]+")

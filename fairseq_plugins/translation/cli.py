@@ -31,7 +31,7 @@ from fairseq_plugins.process.output import counted, say
 from fairseq_plugins.shared.cli import CommandParser, positive, run_command
 from fairseq_plugins.shared.display import progress_bar
 from fairseq_plugins.shared.files import Destination, destination, unwritable
-from fairseq_plugins.shared.invalid_text import mend_lines
+from fairseq_plugins.shared.invalid_text import ENCODING, mend_lines
 from fairseq_plugins.shared.workers import end_with_parent, find_worker, start_processes, take_shards
 from fairseq_plugins.translation.drafts import DraftSources, count_lines, draft_sources
 from fairseq_plugins.translation.output_shards import CHUNK, OutputShard, OutputShards, origin, remove_unused
@@ -320,7 +320,7 @@ def _translate_shard(translator: Translator, shard: OutputShard, count: int, lin
     if done:
         say(f"{NAME}: resuming after {done} of {total} lines ({name})")
     with (
-        open(source, encoding="utf-8", errors="surrogateescape", newline="\n") as file,
+        open(source, encoding=ENCODING, errors="surrogateescape", newline="\n") as file,
         progress_bar(total, initial=done, desc=name) as bar,
     ):
         for turn, chunk in enumerate(chunks(file, CHUNK)):
@@ -338,14 +338,14 @@ def _translate_shard(translator: Translator, shard: OutputShard, count: int, lin
 def _translate_stream(translator: Translator, output: Destination | None) -> None:
     """Translate chunk by chunk, to standard output or to a file that is renamed when complete."""
     args = translator.args
-    for stream in (sys.stdin, sys.stdout):
+    for stream, encoding in (sys.stdin, ENCODING), (sys.stdout, "utf-8"):
         if hasattr(stream, "reconfigure"):  # not with a closed standard output, see `watch_output`
-            stream.reconfigure(encoding="utf-8", errors="surrogateescape", newline="\n")
+            stream.reconfigure(encoding=encoding, errors="surrogateescape", newline="\n")
     partial: Path | None = None
     with ExitStack() as opened:
         file, target = sys.stdin, sys.stdout
         if args.input is not None:
-            file = opened.enter_context(open(args.input, encoding="utf-8", errors="surrogateescape", newline="\n"))
+            file = opened.enter_context(open(args.input, encoding=ENCODING, errors="surrogateescape", newline="\n"))
         if output is not None:
             if output.is_direct:
                 target = open(output.path, "w", encoding="utf-8")  # noqa: SIM115

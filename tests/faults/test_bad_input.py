@@ -13,9 +13,14 @@ from unittest import mock
 import pytest
 
 from fairseq_plugins.checkpoint.tool_errors import excepthook
+from fairseq_plugins.metrics import texts as metrics
+from fairseq_plugins.shared.draft_files import read_drafts
 from fairseq_plugins.shared.invalid_text import mend_lines, read_invalid_text
 from tests.faults.released import Released, options, prepare
 from tests.support import run_in_process
+from train_scripts.runner import text as runner
+from train_scripts.runner.settings import RecipeError
+from train_scripts.tools import text
 
 TABLE = Path(__file__).with_name("bad_input.txt")
 CASES = re.findall(r"^\$ (.+)\n(.+)\nstatus (\d+)$", TABLE.read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -59,6 +64,16 @@ def ended(command: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
             excepthook(*sys.exc_info())
             return 1, capsys.readouterr().err
     return 0, ""
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "text"
+    file.write_text("one\r\ntwo\n", encoding="utf-8-sig", newline="\n")
+    assert metrics.read_lines(str(file), "--references") == [*text.read_lines(file)] == ["one", "two"]
+    assert read_drafts(str(file)) == ["one\r", "two"]
+    file.write_text("", encoding="utf-8-sig")
+    with pytest.raises(RecipeError, match="has no text"):
+        runner.count_lines(file)
 
 
 def test_the_whole_table_is_read() -> None:

@@ -37,7 +37,7 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for module in (cli, output_shards):
         monkeypatch.setattr(module, "CHUNK", 2)
     file = tmp_path / "text.en"
-    file.write_text("".join(line + "\n" for line in LINES), encoding="utf-8")
+    file.write_text("".join(line + "\n" for line in LINES), encoding="utf-8-sig")  # as programs of Windows write
     return file
 
 
@@ -276,7 +276,7 @@ def test_several_processes(text: Path, expected: list[str], programs: Path) -> N
 def test_standard_input_to_standard_output(expected: list[str], programs: Path) -> None:
     command = [str(programs / "spec-dec-translate"), MODEL, "--device", "cpu", "--buffer-size", "2"]
     command += ["--input", "-", "--output", "-"]  # the default
-    text = LINES[0].encode() + b" \xff\n" + "\n".join(LINES[1:]).encode()
+    text = LINES[0].encode("utf-8-sig") + b" \xff\n" + "\n".join(LINES[1:]).encode()
     run = subprocess.run(command, cwd=REPOSITORY, input=text, capture_output=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.decode().split("\n")[1:] == [*expected[1:], ""]

@@ -64,7 +64,7 @@ def find_set(folder: Path, languages: Sequence[str], names: Sequence[str]) -> Pa
 def count_lines(file: Path) -> int:
     """Return the number of lines of a text; raise RecipeError if it is empty or not UTF-8."""
     try:
-        with open(file, encoding="utf-8", newline="\n") as lines:
+        with open(file, encoding="utf-8-sig", newline="\n") as lines:
             are_empty = Counter(line.isspace() for line in lines)
     except UnicodeDecodeError:
         raise RecipeError(f"{file}: not UTF-8; convert it: iconv -f OLD -t UTF-8") from None

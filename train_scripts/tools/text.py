@@ -27,7 +27,7 @@ def refuse(option: str | None, value: object, problem: str, remedy: str = "") ->
 
 
 def read_lines(file: Path) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file (.gz, .xz: compressed), with runs of white space as one space.
+    """Yield the lines of a UTF-8 file (.gz, .xz: compressed), without a byte order mark, with white space as one space.
 
     Only a line feed ends a line. Other separators, such as U+2028, would misalign source and target.
 
@@ -35,7 +35,7 @@ def read_lines(file: Path) -> Iterator[str]:
         ConfigurationError: for text that is not UTF-8.
     """
     try:
-        with OPENERS.get(file.suffix, open)(file, "rt", encoding="utf-8", newline="\n") as lines:
+        with OPENERS.get(file.suffix, open)(file, "rt", encoding="utf-8-sig", newline="\n") as lines:
             for line in lines:
                 yield " ".join(line.split())
     except UnicodeDecodeError:
