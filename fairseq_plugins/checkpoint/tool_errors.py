@@ -19,7 +19,7 @@ from fairseq_plugins.process.output import (
     say_interrupted,
     say_output_failure,
 )
-from fairseq_plugins.shared.files import is_own_file
+from fairseq_plugins.shared.files import is_own_file, unwritable
 
 
 def set_hooks() -> None:
@@ -112,13 +112,12 @@ def _wrong_file(error: BaseException, given: Mapping[str, Any]) -> Configuration
     results = given.get("results_path")
     if isinstance(error, OSError) and results is not None:
         is_printing = error.filename is None and "fairseq_cli" in Path(files[-1]).parts
-        if is_printing or Path(os.fsdecode(error.filename or "")).absolute().is_relative_to(Path(results).absolute()):
-            problem = f"cannot be written ({error.strerror})"
-            return ConfigurationError("--results-path", results, problem, "free disk space, or give another folder")
+        folder, file = (Path(os.fsdecode(name or "")).absolute() for name in (results, error.filename))
+        if is_printing or file.is_relative_to(folder) or (error.filename and file in folder.parents):
+            return unwritable(results, "--results-path", error)
     logdir = given.get("tensorboard_logdir")
     if isinstance(error, OSError) and logdir is not None and any("tensorboard" in Path(file).parts for file in files):
-        problem = f"cannot be written ({error.strerror})"
-        return ConfigurationError("--tensorboard-logdir", logdir, problem, "free disk space, or give another folder")
+        return unwritable(logdir, "--tensorboard-logdir", error)
     try:
         check_dictionaries(given.get("data") or "")
         check_sentencepiece(given.get("sentencepiece_model"))

@@ -145,6 +145,9 @@ def cache_folder() -> Path:
 def unwritable(path: str | Path, option: str | None, error: OSError) -> ConfigurationError:
     """Return the error of a file that cannot be written."""
     remedy = "give a path in a writable folder"
+    with suppress(RuntimeError):  # the user has no home
+        if Path(path).is_relative_to(cache_folder()):
+            option, remedy = None, "set XDG_CACHE_HOME to a writable folder"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "free disk space, or give another path"
     return ConfigurationError(option, path, f"cannot be written ({error.strerror or error})", remedy)

@@ -1,5 +1,6 @@
 """Errors of fairseq's tools as one line that names the file; all others keep their traceback."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,19 @@ def test_gpu_out_of_memory() -> None:
     message = explained(fail)
     assert message is not None and message.startswith("out of memory on the GPU (CUDA out of memory. Tried to allocate")
     assert "--batch-size" in message and "\n" not in message
+
+
+@pytest.mark.parametrize("results", ["{folder}", "{folder}/new", "{folder}/new/newer"])
+def test_results_path_that_cannot_be_written(results: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = results.format(folder=tmp_path / "file")
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("sys.argv", ["fairseq-generate", "data", "--path", "none.pt", "--results-path", results])
+    message = explained(os.makedirs, results)
+    assert message is not None
+    assert message.startswith(f"--results-path {results}: cannot be written (")
+    assert message.endswith("; give a path in a writable folder")
+    (tmp_path / "other").touch()
+    assert explained(os.makedirs, str(tmp_path / "other" / "new")) is None
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shape"), OSError("Model file not found: x"), KeyError("model")])

@@ -11,6 +11,7 @@ from fairseq_plugins.conversion import convert as module
 from fairseq_plugins.conversion.convert import convert
 from fairseq_plugins.errors import ConfigurationError
 from tests.conversion.support import save_model
+from tests.errors import refused
 
 
 def test_load_converts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,6 +35,10 @@ def test_load_converts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     save_model("bart", tmp_path / "hf")
     fairseq_plugins.load(tmp_path / "hf", device="cpu")
     assert calls == [tmp_path / "hf"] * 2
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with refused("^.*/file/fairseq-spec-dec/hf.* cannot be written .*; set XDG_CACHE_HOME to a writable folder"):
+        fairseq_plugins.load(tmp_path / "hf", device="cpu")
 
 
 def test_errors_name_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,5 +76,5 @@ def test_a_full_disk_is_one_line(corpus: Corpus, programs: Path, tmp_path: Path)
     finally:
         subprocess.run(["umount", "--lazy", tmp_path], check=True)
     messages = [line for line in run.stderr.splitlines() if re.match("error|Traceback|Exception", line)]
-    full = "cannot be written (No space left on device); free disk space, or give another folder"
+    full = "cannot be written (No space left on device); free disk space, or give another path"
     assert (run.returncode, messages) == (1, [f"error: --tensorboard-logdir {tmp_path}/events: {full}"])
