@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from fairseq import utils
 from fairseq.criterions import register_criterion
 from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
@@ -39,11 +38,6 @@ class GlatLossConfig(FairseqDataclass):
         "GAMMA of the weight exp(-(i-1)/GAMMA) of the i-th token of a draft, which counts only if all "
         "before it are right (DFlash); 0: equal weights",
     )
-    soft_targets: float = option(
-        0.0,
-        "weight of the divergence from the verifier's distribution in the loss, 0 to 1, with "
-        "--drafter-context features",
-    )
     verifier_loss: float = option(
         1.0, "with --tune-verifier: weight of a token of the verifier's loss, relative to one of the drafter's"
     )
@@ -63,21 +57,17 @@ class GlatLoss(SummedLoss):
         task: FairseqTask,
         label_smoothing: float,
         position_decay: float = 0.0,
-        soft_targets: float = 0.0,
         verifier_loss: float = 1.0,
     ) -> None:
         super().__init__(task)
         if not position_decay >= 0:
             raise ConfigurationError("--position-decay", position_decay, remedy="give 0 (no decay) or more")
-        if not 0 <= soft_targets <= 1:
-            raise ConfigurationError("--soft-targets", soft_targets, "a share of the loss", "give 0 to 1")
         if not verifier_loss >= 0:
             raise ConfigurationError(
                 "--verifier-loss", verifier_loss, remedy="give 0 (the drafter's loss alone) or more"
             )
         self.label_smoothing = label_smoothing
         self.position_decay = position_decay
-        self.soft_targets = soft_targets
         self.verifier_loss = verifier_loss
 
     def forward(
@@ -94,7 +84,6 @@ class GlatLoss(SummedLoss):
             src_lengths=net_input["src_lengths"],
             blocks=sample["blocks"],
             glancing_ratio=sample["glancing_ratio"],
-            soft_targets=self.soft_targets > 0,
         )
         targets = output["targets"]
         log_probs = utils.log_softmax(output["logits"], dim=-1)
@@ -102,9 +91,6 @@ class GlatLoss(SummedLoss):
             log_probs, targets[:, None], self.label_smoothing, ignore_index=self.padding_idx, reduce=False
         )
         loss = loss.squeeze(1)
-        if self.soft_targets > 0:
-            divergence = F.kl_div(log_probs, output["verifier_log_probs"], reduction="none", log_target=True).sum(1)
-            loss = (1 - self.soft_targets) * loss + self.soft_targets * divergence
         sample_size: int | Tensor = targets.numel()
         if self.position_decay > 0:
             weight = torch.exp((1 - output["draft_positions"]) / self.position_decay)

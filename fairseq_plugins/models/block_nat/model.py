@@ -151,7 +151,6 @@ class BlockNat(TransformerModel):
         src_lengths: Tensor,
         blocks: Blocks,
         glancing_ratio: float = 0.0,
-        soft_targets: bool = False,
     ) -> dict[str, Tensor]:
         """Predict masked blocks, in training with glancing.
 
@@ -160,13 +159,11 @@ class BlockNat(TransformerModel):
             src_lengths: [B].
             blocks: the masked blocks.
             glancing_ratio: share of the wrong first predictions to reveal before the second pass; 0 for one pass.
-            soft_targets: return the verifier's distributions, too.
 
         Returns:
             logits: [n, V] for the n masks that are targets.
             targets: [n].
             draft_positions: [n], their positions in the draft, from 1.
-            verifier_log_probs: [n, V], the verifier's at these targets, with `soft_targets`.
             verifier_logits: [B, M, V], the verifier's for the sentences, with `--tune-verifier`.
             glanced_correct, glanced_total: counts [] of the first pass (0 without one).
         """
@@ -175,9 +172,6 @@ class BlockNat(TransformerModel):
         last: Tensor | None = None
         if self.reads_features:
             features, last = self._verifier_states(blocks.tokens[:, : blocks.prefix_width], encoder_out)
-        elif soft_targets:
-            problem = "needs the verifier's states"
-            raise ConfigurationError("--soft-targets", None, problem, "add {--drafter-context features}")
         pad = self.decoder.padding_idx
         if self.training:
             self.decoder.target_counts.index_add_(0, blocks.targets.flatten(), (blocks.targets != pad).flatten().long())
@@ -203,18 +197,7 @@ class BlockNat(TransformerModel):
         if self.tunes_verifier:
             assert self.verifier_decoder is not None
             output["verifier_logits"] = self.verifier_decoder.output_layer(last)
-        if soft_targets:
-            assert last is not None
-            output["verifier_log_probs"] = self._verifier_log_probs(last, blocks, targets)
         return output
-
-    @torch.no_grad()
-    def _verifier_log_probs(self, last: Tensor, blocks: Blocks, targets: Tensor) -> Tensor:
-        """Return the verifier's log-probabilities [n, V] at the n targets, from teacher-forced states [B, M, D]."""
-        assert self.verifier_decoder is not None
-        positions = blocks.positions[:, blocks.prefix_width :].clamp(max=last.size(1) - 1)
-        states = last.gather(1, positions[:, :, None].expand(-1, -1, last.size(2))).flatten(0, 1)
-        return self.verifier_decoder.output_layer(states[targets]).float().log_softmax(-1)
 
     def train(self, mode: bool = True) -> "BlockNat":
         super().train(mode)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.criterions.glat_loss import GlatLoss
-from fairseq_plugins.data.block_masking import glance, sample_blocks
+from fairseq_plugins.data.block_masking import glance
 from fairseq_plugins.decoding import weights
 from fairseq_plugins.decoding.checks import check_fit
 from fairseq_plugins.decoding.reference.drafters.features import FeatureDrafter
@@ -103,7 +103,7 @@ def test_glancing_reveals_the_next_input() -> None:
 
 @pytest.mark.parametrize("gain", [0.0, 3.0])
 def test_loss_by_hand(gain: float) -> None:
-    """--position-decay weighs the i-th token exp(-(i-1)/gamma); --soft-targets mixes in the verifier's distribution."""
+    """--position-decay weighs the i-th token exp(-(i-1)/gamma)."""
     task = make_task(VOCABULARY)
     verifier = make_transformer(task, 0)
     model = make_drafter(task, 1, verifier=verifier, **FEATURES).eval()
@@ -112,20 +112,15 @@ def test_loss_by_hand(gain: float) -> None:
     blocks = blocks_for(model, target, previous, 3, 2, 4)
     sample |= {"target": target, "blocks": blocks, "glancing_ratio": 0.0, "ntokens": 11}
     sample["net_input"]["prev_output_tokens"] = previous
-    loss, size, _ = GlatLoss(task, 0.0, position_decay=gain, soft_targets=0.25)(model, sample)
+    loss, size, _ = GlatLoss(task, 0.0, position_decay=gain)(model, sample)
 
-    source = {name: sample["net_input"][name] for name in ("src_tokens", "src_lengths")}
-    scores = verifier(**source, prev_output_tokens=previous)[0].log_softmax(-1)
-    output = model(**source, blocks=blocks)
+    output = model(**{name: sample["net_input"][name] for name in ("src_tokens", "src_lengths")}, blocks=blocks)
     log_probs = iter(output["logits"].log_softmax(-1))
     expected, weights = 0.0, 0.0
     for row, column in (blocks.targets != 1).nonzero().tolist():
         place = int(blocks.draft_positions[column])
-        position = int(blocks.positions[row, blocks.prefix_width + column])
         weight = math.exp(-(place - 1) / gain) if gain else 1.0
-        ours, theirs = next(log_probs), scores[row, position]
-        divergence = (theirs.exp() * (theirs - ours)).sum()
-        expected += weight * (0.75 * -ours[blocks.targets[row, column]] + 0.25 * divergence)
+        expected -= weight * next(log_probs)[blocks.targets[row, column]]
         weights += weight
     assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-4)
     assert float(size) == pytest.approx(weights, rel=1e-5)
@@ -209,14 +204,7 @@ def test_invalid_use_is_refused() -> None:
         check_fit(alone.spec, alone.options, alone.context([verifier], model, task))
     with error_about("--position-decay"):
         GlatLoss(task, 0.1, position_decay=-1.0)
-    with error_about("--soft-targets"):
-        GlatLoss(task, 0.1, soft_targets=1.5)
     with error_about("--verifier-loss"):
         GlatLoss(task, 0.1, verifier_loss=-1.0)
     with refused("--tune-verifier.*--drafter-context features"):
         make_drafter(task, tune_verifier=True)
-    tokens, (target, previous) = make_drafter(task), make_batch([3])
-    blocks = sample_blocks(target, previous, 3, 1, "prefix-causal", 1, tokens.decoder.mask_id)
-    net_input = make_sample(task, [4])["net_input"]
-    with refused("--soft-targets.*--drafter-context features"):
-        tokens(**net_input, blocks=blocks, soft_targets=True)
