@@ -88,17 +88,31 @@ def known() -> dict[str, Batch]:
 def test_drafts_save_iterations(
     known: dict[str, Batch], how: Options, kind: str, drafter: str | None, least: float
 ) -> None:
+    """In both engines as many, unless drafts depend on other sentences: pools and blocks of masks, near the limit."""
     case = known[kind]
     model = case.drafter(drafter)
+    unrounded = Options(how.spec.name, **{**vars(how.options), **({} if model is None else {"fp32_drafts": True})})
     # Dear steps make the policy draft.
     by_policy = Options(how.spec.name, **{**vars(how.options), "fixed_width": False})
-    for name, options, engine in (("kernels", how, None), ("PyTorch", how, Engine()), ("policy", by_policy, None)):
+    is_alone, emitted = drafter in (None, "features") and not getattr(how.options, "jacobi_pool", False), {}
+    for name, options, engine in (
+        ("kernels", unrounded, None),
+        ("PyTorch", how, Engine()),
+        ("policy", by_policy, None),
+    ):
         generator, stats = make_generator([case.model], case.task, options, model, engine=engine, max_len_b=40)
         if name == "policy":
             costs = [{1.0: first, 2.0: first + further} for first, further in ((9.0, 9.0), (1e-3, 1e-3), (1.0, 0.0))]
             generator.backend.method.policy.costs = kernels().Costs(*costs)
         assert_same_output(generator.generate([], case.sample), case.expected)
         assert emitted_per_iteration(stats.recorded) > (1 + 0.8 * (least - 1) if name == "policy" else least), name
+        emitted[name] = [sentence.emitted for sentence in stats.recorded]
+    assert emitted["kernels"] == emitted["PyTorch"] or not is_alone
+    if is_alone and how.spec.name != "jacobi":  # whose window depends on the sources of a batch
+        settings = {"engine": Engine(), "active_sentences": 5, "max_len_b": 40}
+        generator, stats = make_generator([case.model], case.task, how, model, **settings)
+        generator.generate([], case.sample)
+        assert [sentence.emitted for sentence in stats.recorded] == emitted["PyTorch"]
     generator, stats = make_generator([case.model], case.task, how, model, max_len_b=40)
     assert_same_output([row for sample in case.singles() for row in generator.generate([], sample)], case.expected)
     assert emitted_per_iteration(stats.recorded) > least

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.reference.engine import Engine
@@ -104,25 +104,30 @@ def test_model_with_nan_scores_is_an_error(engine: str) -> None:
 
 @settings(UNSHRUNK, max_examples=example_count(40))
 @given(
+    vocabulary=st.sampled_from([10, 12, 40]),
     allowed=st.integers(0, 7),
     beam=st.sampled_from([1, 2, 4, 5]),
     prefix=st.sampled_from([0, 0, 2]),
     min_len=st.sampled_from([0, 1, 3]),
     seed=st.integers(0, 1000),
 )
-def test_few_tokens_with_probability(allowed: int, beam: int, prefix: int, min_len: int, seed: int) -> None:
+@example(vocabulary=12, allowed=1, beam=5, prefix=0, min_len=3, seed=1)  # EOS is among the best, and forbidden
+@example(vocabulary=10, allowed=6, beam=5, prefix=0, min_len=0, seed=0)  # too wide a beam for the kernels
+def test_few_tokens_with_probability(
+    vocabulary: int, allowed: int, beam: int, prefix: int, min_len: int, seed: int
+) -> None:
     """Fewer candidates than needed: hypotheses continue with unused columns, and return when others end."""
-    task = make_task(40)
+    task = make_task(vocabulary)
     model = make_transformer(task, seed, ending=False)
     sample = make_sample(task, [4, 0, 9], seed)
     search: dict[str, Any] = {"max_len_b": 8, "min_len": min_len}
-    bias = torch.full((40,), -torch.inf)
+    bias = torch.full((vocabulary,), -torch.inf)
     bias[EOS] = 1
     if prefix:
-        search["prefix_tokens"] = random_prefixes(Case({}, None, [4, 0, 9], {}, 40, seed), prefix)
+        search["prefix_tokens"] = random_prefixes(Case({}, None, [4, 0, 9], {}, vocabulary, seed), prefix)
         bias[search["prefix_tokens"].flatten()] = 0
     # With EOS only, an output below the minimum length would have no candidate.
-    words = torch.randperm(36, generator=torch.Generator().manual_seed(seed)) + 4
+    words = torch.randperm(vocabulary - 4, generator=torch.Generator().manual_seed(seed)) + 4
     bias[words[: max(allowed, min(min_len, 1))]] = 0
     model.decoder.output_projection.bias = torch.nn.Parameter(bias)
     try:

@@ -139,6 +139,16 @@ def test_other_dictionaries_are_refused() -> None:
         fit(task, decoder)
 
 
+def test_drafts_are_at_most_the_blocks_of_training() -> None:
+    """Copies of given drafts may be longer than those of the fallback."""
+    task = make_task()
+    drafter = make_drafter(task, block_size=5)
+    fit(task, "gad", drafter, block_size=5)
+    fit(task, "reuse", drafter, iad_fallback="gad", block_size=9)
+    with error_about("--block-size", "give at most 5"):
+        fit(task, "gad", drafter, block_size=6)
+
+
 def test_distance_needs_numbers_and_blocks_need_heads() -> None:
     task, model = make_blockwise(0)
     with pytest.raises(ConfigurationError, match="several models"):

@@ -35,6 +35,7 @@ class Follower:
         assert (source != PAD).sum(1).tolist() == sample["net_input"]["src_lengths"].tolist()
         # Padding is on the left, and the first word of a sentence is its number.
         self.sentences += [next(token for token in row if token != PAD) - 10 for row in source.tolist()]
+        assert [drafts[0][0] - 10 for drafts in sample["drafts"]] == self.sentences[-len(source) :]
         self.samples.append(sample)
         return "encoder output"
 
@@ -48,6 +49,8 @@ def make_batch(lengths: list[int], active: int) -> tuple[Batch, Method]:
     source = torch.tensor([[PAD] * (width - n) + [10 + row] + [5] * (n - 1) for row, n in enumerate(lengths)])
     sample = {
         "id": torch.arange(len(lengths)) + 100,
+        "drafts": [[[10 + row]] for row in range(len(lengths))],
+        "noise_keys": torch.arange(len(lengths))[:, None].expand(-1, 4),
         "net_input": {"src_tokens": source, "src_lengths": torch.tensor(lengths)},
     }
     followers: Any = Follower(), Follower()
@@ -100,6 +103,7 @@ def test_every_sentence_gets_its_own_output(outputs: list[list[list[int]]], sour
             known = [token for block in outputs[sentence][: done[sentence]] for token in block]
             assert state.host_lengths[row] == int(state.lengths[row]) == len(known)
             assert state.tokens[row, : len(known) + 1].tolist() == [BEGIN, *known]
+            assert state.noise_keys is not None and state.noise_keys[row].tolist() == [sentence] * 4
         advance = advance_by(batch, [outputs[sentence][done[sentence]] for sentence in state.sentences])
         done.update(state.sentences)
         state.append(advance)

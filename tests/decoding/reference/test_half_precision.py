@@ -131,11 +131,14 @@ def test_bf16_beside_fairseq_generate() -> None:
 )
 def test_copied_weights(device: str, held: torch.dtype, dtype: torch.dtype, computes_in: torch.dtype | None) -> None:
     task = make_task(50)
-    model = make_transformer(task, 4).to(device, held)
+    model, copies = make_transformer(task, 4).half(), {}
     context = Options("greedy").context([model], None, task)
-    (used,) = with_rounded_weights(context, dtype, {}).models
+    with_rounded_weights(context, torch.float16, copies)  # before the model moves
+    model.to(device, held)
+    (used,) = with_rounded_weights(context, dtype, copies).models
     assert (used is model) == (computes_in is None)
     assert next(used.parameters()).dtype == (computes_in or held) and next(model.parameters()).dtype == held
+    assert next(used.parameters()).device.type == device
 
 
 def test_changed_weights_are_rounded_again() -> None:

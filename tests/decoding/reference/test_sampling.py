@@ -22,7 +22,7 @@ from tests.strategies import SOURCES, UNSHRUNK, example_count
 from tests.support import Options, all_ids, decode, ids, make_drafter, make_sample, make_task, make_transformer
 
 BACKENDS = {"torch": Engine(batch_invariant=True), "native": NativeWeights(batch_invariant=True)}
-SAMPLINGS = [Sampling(), Sampling(topk=3), Sampling(topp=0.7), Sampling(temperature=0.5), Sampling(10, temperature=1.5)]
+SAMPLINGS = [Sampling(), Sampling(topk=3), Sampling(topp=0.7), Sampling(temperature=0.5), Sampling(50, temperature=1.5)]
 LIMITS = {"max_len_b": 10, "min_len": 2, "unk_penalty": 0.5}
 
 

@@ -97,6 +97,5 @@ def draft_vocabulary(counts: Tensor, share: float | None) -> Tensor | None:
         return None
     sorted_counts, ids = counts.double().sort(descending=True, stable=True)
     reached = sorted_counts.cumsum(0) / sorted_counts.sum()
-    # Rounding must not add tokens that never occurred.
-    size = int((reached < share - 1e-12).sum()) + 1
+    size = int((reached < share).sum()) + 1
     return ids[:size].sort().values

@@ -137,7 +137,6 @@ def best_candidates(state: DecodingState, log_probs: Tensor, strategy: SearchStr
     assert beams is not None
     if strategy is not None:
         strategy.add_language_model(state, log_probs)
-    log_probs.masked_fill_(log_probs.isnan(), -torch.inf)
     forced = state.forced_tokens(1)
     given = None if forced is None else constraints.penalised(log_probs.gather(1, forced), forced)
     constraints.apply(log_probs[:, None], state.lengths, span.shortest, span.longest)

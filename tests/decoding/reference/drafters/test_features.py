@@ -68,10 +68,10 @@ def test_training_equals_decoding(
     prefixes = blocks.positions[:, blocks.prefix_width :].view(4, 3, 4)[:, :, 0]
     tokens = torch.cat([previous, torch.full((4, 20), 1)], dim=1)
     begin = make_state(tokens, [0] * 4, 25)
+    with mock.patch.object(weights, "_SMALL_BYTES", small_bytes):
+        drafter = FeatureDrafter(model, 4, engine, DraftOptions(keep_log_probs=True))
     for block in range(3):
         prefix, expected = prefixes[:, block], log_probs.view(4, 3, 4, -1)[:, block]
-        with mock.patch.object(weights, "_SMALL_BYTES", small_bytes):
-            drafter = FeatureDrafter(model, 4, engine, DraftOptions(keep_log_probs=True))
         drafter.start(sample, judge.start(sample))
         drafted, empty = drafter.draft(begin), prefix == 0
         torch.testing.assert_close(drafted.log_probs[empty], expected[empty], rtol=1e-3, atol=2e-4)

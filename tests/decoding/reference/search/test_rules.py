@@ -67,8 +67,8 @@ def test_score_of_the_drafter_by_hand() -> None:
 
 @settings(DETERMINISTIC, max_examples=example_count(60))
 @given(
-    beta=st.integers(1, 6),
-    tau=st.floats(0, 4),
+    beta=st.integers(1, 7),
+    tau=st.one_of(st.floats(0, 4), st.just(math.inf)),
     seed=st.integers(0, 10_000),
     ties=st.booleans(),
 )

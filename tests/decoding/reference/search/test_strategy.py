@@ -46,7 +46,9 @@ def decoded(decoder: str, options: dict[str, Any], sample: dict[str, Any], model
     if "constraints" in options:
         words = [[[7, 8], [20]], [], [[5]], [[30, 31, 32], [9], [9]], [[11]]]
         constraints = pack_constraints([[torch.tensor(phrase) for phrase in phrases] for phrases in words])
-    return generator.generate(models, sample, constraints=constraints, **more)
+    for _ in range(2 if decoder == "fast-beam" else 1):  # nothing of a batch is left for the next
+        output = generator.generate(models, sample, constraints=constraints, **more)
+    return output
 
 
 @pytest.mark.parametrize("search", SEARCHES)
