@@ -145,7 +145,6 @@ CONSOLE_SCRIPTS = [
     "spec-dec-ddgviz  = fairseq_plugins.pages.ddgviz:main",
     "spec-dec-distill = fairseq_plugins.distillation.cli:main",
     "spec-dec-metrics = fairseq_plugins.metrics.cli:main",
-    "spec-dec-report  = fairseq_plugins.pages.report:main",
     "spec-dec-serve   = fairseq_plugins.serving.cli:main",
     "spec-dec-sweep   = fairseq_plugins.benchmarks.sweep:main",
     "spec-dec-translate = fairseq_plugins.translation.cli:main",
@@ -194,7 +193,7 @@ setup(
         "tqdm>=4.60",
     ],
     extras_require={
-        "reports": ["markdown>=3.4", "matplotlib>=3.11", "rouge-score>=0.1.2"],
+        "metrics": ["rouge-score>=0.1.2"],
         "bench": ["ctranslate2>=4.4"],
         "serve": [
             "babel>=2.12",

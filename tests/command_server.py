@@ -115,9 +115,7 @@ def serve(path: str, owner: int) -> None:
 
     for target in COMMANDS.values():
         importlib.import_module(target.split(":")[0])
-    # Modules that the first optimiser and the first figure of a process import, in two seconds.
-    for name in ("torch._dynamo", "matplotlib.figure", "matplotlib.backends.backend_agg"):
-        importlib.import_module(name)
+    importlib.import_module("torch._dynamo")  # which the first optimiser of a process imports, in two seconds
     quick_options.install()
     _read_options()
     # Data workers check for work, and for the end of their parent, every five seconds by default.

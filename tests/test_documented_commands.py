@@ -24,7 +24,7 @@ RUN_ON = (
     *("README.md", "docs/quickstart.md", "docs/decoders.md", "docs/translating.md"),
     "docs/reuse.md",
     *("docs/training.md", "docs/training-heads.md", "docs/distilling.md", "docs/choosing-k.md"),
-    *("docs/benchmarks.md", "docs/metrics.md", "docs/reports.md", "docs/traces.md", "docs/ddgviz.md"),
+    *("docs/benchmarks.md", "docs/metrics.md", "docs/traces.md", "docs/ddgviz.md"),
 )
 PAGES = (*RUN_ON, *(f"docs/{page}.md" for page in ("python", "index", "recipes", "clusters")), "CONTRIBUTING.md")
 # Options added to documented trainings, to shorten them.
@@ -84,7 +84,7 @@ def test_pages_have_commands() -> None:
     programs = [command.split()[0] for page in RUN_ON for command in runnable(page)]
     assert set(programs) == {
         *("fairseq-generate", "fairseq-train", "spec-dec-distill", "echo", "spec-dec-translate", "head"),
-        *("spec-dec-trace", "spec-dec-metrics", "spec-dec-report", "spec-dec-sweep", "spec-dec-ddgviz"),
+        *("spec-dec-trace", "spec-dec-metrics", "spec-dec-sweep", "spec-dec-ddgviz"),
         *("spec-dec-bench", "grep"),
     }
     assert len(programs) >= 20 and all(runnable(page) for page in RUN_ON)

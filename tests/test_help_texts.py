@@ -15,7 +15,7 @@ from fairseq.tasks import TASK_REGISTRY
 
 from fairseq_plugins import help_texts
 from fairseq_plugins.benchmarks import benchmark
-from fairseq_plugins.pages import report
+from fairseq_plugins.pages import show_trace
 from fairseq_plugins.shared.parsing import refuse_wrong_arguments_of_fairseqs_tools
 from tests.command_server import own_commands
 from tests.help_texts import texts
@@ -35,7 +35,7 @@ def test_help_all_shows_all_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert sorted(parts, key=text.index) == parts
 
 
-@pytest.mark.parametrize("command", [benchmark, report])
+@pytest.mark.parametrize("command", [benchmark, show_trace])
 def test_missing_argument_is_one_line(command: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([]) == 2
     line = capsys.readouterr().err

@@ -96,7 +96,7 @@ if [ -n "$building" ]; then
 fi
 
 say "Set-up 3/3: installing this package, its requirements and the test tools ..."
-install_quietly --no-build-isolation --find-links "$venv/wheels" --editable '.[test,reports,bench,serve]' || die "the package could not be installed (the reason is above)"
+install_quietly --no-build-isolation --find-links "$venv/wheels" --editable '.[test,metrics,bench,serve]' || die "the package could not be installed (the reason is above)"
 
 # transformers imports torchaudio where it finds it, and fails if that does not fit torch. Only speech data needs it.
 if installed torchaudio && ! "$venv/bin/python" -c 'import torchaudio' 2>>"$log"; then

@@ -1,6 +1,7 @@
 """The page of a trace: one self-contained HTML file."""
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -69,6 +70,20 @@ def edit_basis(decoder: str, ratios: Sequence[Mapping[str, float]], wanted: str 
     return "reference" if "reference" in known else None
 
 
+def acceptance(ends: Counter[tuple[int, bool]]) -> list[float]:
+    """Return the probability that a drafted token and all before it are accepted, by position in the draft.
+
+    `ends` counts iterations by their accepted tokens, and whether the next one was rejected: what follows the end of a
+    sentence is not verified (an estimate of Kaplan and Meier, 1958).
+    """
+    survival: list[float] = []
+    for position in range(max((accepted for accepted, _ in ends), default=0)):
+        reached = sum(count for (accepted, _), count in ends.items() if accepted > position)
+        rejected = ends[position, True]
+        survival.append((survival[-1] if survival else 1.0) * reached / (reached + rejected))
+    return survival
+
+
 class _Symbols:
     """Numbers symbols by their first use, so that a page contains only symbols that it uses."""
 
@@ -102,12 +117,14 @@ def page(
     ratios: list[dict[str, float]] = []
     texts, iterations = [], []
     ids, token_counts, iteration_counts = [], [], []
+    ends: Counter[tuple[int, bool]] = Counter()
     eos = "</s>"
     for sentence in sentences:
         ids.append(sentence.id)
         token_counts.append(len(sentence.output))
         iteration_counts.append(len(sentence.iterations))
         ratios.append(edit_ratios(sentence, joined))
+        ends.update((note.accepted, note.bifurcation is not None) for note in sentence.iterations)
         eos = trace.target_symbols[sentence.output[-1]] if sentence.output else eos
         reference = None if sentence.target is None else target.number(sentence.target)
         tokens = source.number(sentence.source), reference, target.number(sentence.output)
@@ -132,7 +149,7 @@ def page(
     basis = edit_basis(trace.decoder, ratios, edits)
     summary: dict[str, Any] = {
         "title": f"How {trace.decoder} decoded {counted(len(ids), 'sentence')}",
-        "about": f"{name} · {_about(trace, len(ids), sum(token_counts), sum(iteration_counts))}",
+        "about": f"{name} · {_about(trace, len(ids), sum(token_counts), sum(iteration_counts), ends)}",
         "sampled": sampling_note(len(ids), total),
         "reasons": list(reasons),
         "eos": eos,
@@ -160,6 +177,10 @@ def sampling_note(shown: int, total: int) -> str:
     return f"A sample: {shown:,} of the {total:,} sentences of the trace, taken at even distances"
 
 
-def _about(trace: Trace, sentences: int, tokens: int, iterations: int) -> str:
-    mean = tokens / max(iterations, 1)
-    return f"{describe(trace)} · {counted(sentences, 'sentence')} · {tokens:,} tokens · {mean:.2f} tokens per iteration"
+def _about(trace: Trace, sentences: int, tokens: int, iterations: int, ends: Counter[tuple[int, bool]]) -> str:
+    mean, survival = tokens / max(iterations, 1), acceptance(ends)
+    shares = ", ".join(f"{position}: {share:.0%}" for position, share in enumerate(survival, 1))
+    return (
+        f"{describe(trace)} · {counted(sentences, 'sentence')} · {tokens:,} tokens · {mean:.2f} tokens per iteration"
+        + (f" · drafts accepted up to position {shares}" if shares else "")
+    )

@@ -30,7 +30,6 @@ MAINS = {
     "spec-dec-ddgviz": "fairseq_plugins.pages.ddgviz",
     "spec-dec-distill": "fairseq_plugins.distillation.cli",
     "spec-dec-metrics": "fairseq_plugins.metrics.cli",
-    "spec-dec-report": "fairseq_plugins.pages.report",
     "spec-dec-sweep": "fairseq_plugins.benchmarks.sweep",
     "spec-dec-trace": "fairseq_plugins.pages.show_trace",
     "spec-dec-translate": "fairseq_plugins.translation.cli",

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from fairseq_plugins.decoding.recording.trace import read_trace
 from fairseq_plugins.metrics.edits import edit_ratio
 from fairseq_plugins.pages import trace_page
 from fairseq_plugins.pages.show_trace import main
-from fairseq_plugins.pages.trace_page import edit_basis, edit_ratios, how_many_fit
+from fairseq_plugins.pages.trace_page import acceptance, edit_basis, edit_ratios, how_many_fit
 from tests.pages.trace_samples import EOS, SPECIAL, header, note, random_trace, sentence, write
 
 
@@ -107,6 +108,7 @@ def test_page_holds_everything(tmp_path: Path, capsys: pytest.CaptureFixture) ->
     html = target.read_text(encoding="utf-8")
     (summary,) = embedded(html, "summary")
     assert summary["ids"] == list(range(30)) and summary["sampled"] == ""
+    assert re.search(r" · drafts accepted up to position 1: \d+%, 2: ", summary["about"])
     assert len(summary["editRatios"]) == 30 and summary["edits"] == "output against reference"
     assert len(embedded(html, "texts")) == len(embedded(html, "iterations")) == 30
     trace = read_trace(str(tmp_path / "t"))
@@ -126,6 +128,17 @@ def test_empty_trace(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (summary,) = embedded((tmp_path / "t.html").read_text(encoding="utf-8"), "summary")
     assert summary["ids"] == []
     assert "has no sentences" in run(capsys, path, "--sentence", "1")[2]
+
+
+def test_acceptance_by_hand() -> None:
+    """Accepted: 2, then a rejection; 1, and 3, to the end of a sentence; 0, then a rejection.
+
+    Position 1: accepted in three, rejected in one: 3/4. Position 2: the sentence that ended after 1 is not counted:
+    2 of 2. Position 3: 1 of 2.
+    """
+    ends = Counter([(2, True), (1, False), (3, False), (0, True)])
+    assert acceptance(ends) == [3 / 4, 3 / 4, 3 / 8]
+    assert acceptance(Counter([(0, True)])) == acceptance(Counter()) == []
 
 
 # ---------------------------------------------------------------------------------------------------- sampling

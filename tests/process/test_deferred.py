@@ -11,7 +11,7 @@ import gc, sys
 import fairseq_plugins
 print("old" if any(one is fairseq_plugins.Model for one in gc.get_objects(generation=2)) else "young")
 fairseq_plugins.load("checkpoints/multi30k.en-de").translate("A dog.")
-names = {"torch._dynamo", "torch._inductor", "pandas", "matplotlib", "ctranslate2", "transformers", "triton"}
+names = {"torch._dynamo", "torch._inductor", "pandas", "ctranslate2", "transformers", "triton"}
 names |= {"sklearn", "sklearn.metrics", "scipy.stats", "tensorboard", "rapidfuzz", "safetensors"}
 names |= {"fairseq_plugins.conversion.convert"}
 print(sorted(names & set(sys.modules)))

@@ -14,7 +14,6 @@ from fairseq_plugins.conversion.settings import LoadSettings
 from fairseq_plugins.decoding.recording.trace import read_trace
 from fairseq_plugins.distillation.shards import read_shard
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.pages.runs import read_stats
 from fairseq_plugins.shared.draft_files import read_drafts
 from fairseq_plugins.shared.typed_values import WrongValue, checked, load_json, parse_json, read_json
 
@@ -66,7 +65,6 @@ def test_own_json_has_all_numbers() -> None:
 
 
 READERS: dict[str, Callable[[Path], object]] = {
-    "stats": lambda file: read_stats(str(file)),
     "trace": lambda file: read_trace(str(file)),
     "journal": lambda file: Journal(file, {}),
     "shard": read_shard,

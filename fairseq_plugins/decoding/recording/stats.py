@@ -1,4 +1,4 @@
-"""Statistics of decoding, for the summary line, `--stats-file` and reports."""
+"""Statistics of decoding, for the summary line and `--stats-file`."""
 
 import json
 import shlex
