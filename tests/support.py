@@ -74,6 +74,14 @@ def make_args(**options: Any) -> Namespace:
     return Namespace(**{**sizes, "dropout": 0.0, "max_source_positions": 64, "max_target_positions": 64, **options})
 
 
+SMALL = {
+    f"{side}_{name}": value
+    for side in ("encoder", "decoder")
+    for name, value in (("layers", 1), ("attention_heads", 2), ("ffn_embed_dim", 16))
+}
+"""Options of smaller models."""
+
+
 def make_transformer(task: SpecDecTask, seed: int = 0, ending: bool = True, **options: Any) -> TransformerModel:
     """Return a random stock Transformer in eval mode with varied outputs; `ending` lets many of them end early."""
     torch.manual_seed(seed)

@@ -22,17 +22,12 @@ from fairseq_plugins.decoding.native.backend import NativeBackend
 from fairseq_plugins.decoding.suppression import SuppressedTokens
 from fairseq_plugins.errors import ConfigurationError
 from tests.strategies import UNSHRUNK, example_count
-from tests.support import Options, fairseq_beam, make_sample, make_task, make_transformer
+from tests.support import SMALL, Options, fairseq_beam, make_sample, make_task, make_transformer
 
 # Two tiles of the vocabulary.
 WORDS = 70
 TASK = make_task(WORDS)
 PAD, EOS, UNK = 1, 2, 3
-SIZES = {
-    f"{side}_{name}": value
-    for side in ("encoder", "decoder")
-    for name, value in (("layers", 1), ("attention_heads", 2), ("ffn_embed_dim", 16))
-}
 
 # Half of the words, and others at the beginning; some are left in any case.
 SUPPRESSED = SuppressedTokens(tuple(range(6, 68, 2)), (4, *range(7, 67, 4)))
@@ -80,7 +75,7 @@ def same_hypotheses(ours: list[list[Hypothesis]], others: list[list[Hypothesis]]
 
 def check_fairseq() -> None:
     """Token ids and scores of all hypotheses, where one sentence waits for a free place."""
-    model = make_transformer(TASK, 1, **SIZES)
+    model = make_transformer(TASK, 1, **SMALL)
     sample = make_sample(TASK, [3, 5, 2])
     expected = fairseq_beam([model], TASK, sample, 3, max_len_b=5, normalize_scores=False)
     result = compare(model, sample, 3, limits(max_len=5))
@@ -120,7 +115,7 @@ def check_searches(
     options: dict[str, Any], beam: int, search: dict[str, Any], temperature: float, prefix: Any, bias: str, seed: int
 ) -> None:  # fmt: skip
     """Limits of fairseq; models that leave fewer tokens than a beam needs; equal scores of tokens and of parents."""
-    model = make_transformer(TASK, seed, **SIZES, **options)
+    model = make_transformer(TASK, seed, **SMALL, **options)
     projection = model.decoder.output_projection
     if bias == "few":
         values = torch.full((WORDS,), -torch.inf)
@@ -139,7 +134,7 @@ def check_searches(
 
 def check_wide_beam() -> None:
     """More hypotheses than a tile of rows has."""
-    compare(make_transformer(TASK, 4, **SIZES), make_sample(TASK, [1]), 17, limits(max_len=1), places=1)
+    compare(make_transformer(TASK, 4, **SMALL), make_sample(TASK, [1]), 17, limits(max_len=1), places=1)
 
 
 def check_merging() -> None:
@@ -168,7 +163,7 @@ def check_merging() -> None:
 
 
 def check_errors() -> None:
-    model = make_transformer(TASK, 1, **SIZES)
+    model = make_transformer(TASK, 1, **SMALL)
     sample = make_sample(TASK, [3, 2])
     weights = GpuWeights(device=torch.device("cpu"))
     with pytest.raises(ValueError, match="too wide"):
@@ -182,7 +177,7 @@ def check_errors() -> None:
 
 def check_half_precision() -> None:
     """The hypotheses of the same weights in fp32, for a sentence alone and in a batch."""
-    model = make_transformer(TASK, 3, **SIZES).half()
+    model = make_transformer(TASK, 3, **SMALL).half()
     samples = make_sample(TASK, [3, 6]), make_sample(TASK, [3, 6])
     samples[1]["net_input"]["src_tokens"] = samples[0]["net_input"]["src_tokens"][1:]
     how = {"beam": 3, "active_sentences": 2}

@@ -17,8 +17,8 @@ from fairseq_plugins.decoding.kernel_backend import KernelBackend
 from fairseq_plugins.decoding.kernel_module import Unsupported
 from fairseq_plugins.decoding.native.backend import NativeBackend
 from fairseq_plugins.decoding.reference.sampling import Sampling
-from tests.decoding.gpu.drafter_checks import DRAFTS, EOS, GAD, PAD, SMALL, TASK, UNK, accepting
-from tests.support import Options, make_drafter, make_transformer
+from tests.decoding.gpu.drafter_checks import DRAFTS, EOS, GAD, PAD, TASK, UNK, accepting
+from tests.support import SMALL, Options, make_drafter, make_transformer
 
 MAX_SOURCE, MAX_LEN = 9, 8
 LIMITS = Constraints(pad=PAD, unk=UNK, eos=EOS, max_len=MAX_LEN)

@@ -23,15 +23,21 @@ from fairseq_plugins.decoding.native.backend import NativeBackend
 from fairseq_plugins.decoding.reference.drafters import copying as reference
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
 from tests.decoding.gpu.watch import Watch
-from tests.support import Options, liven, make_args, make_drafter, make_sample, make_state, make_task, make_transformer
+from tests.support import (
+    SMALL,
+    Options,
+    SpecDecTask,
+    liven,
+    make_args,
+    make_drafter,
+    make_sample,
+    make_state,
+    make_task,
+    make_transformer,
+)
 
 TASK = make_task(14)
 PAD, EOS, UNK = TASK.target_dictionary.pad(), TASK.target_dictionary.eos(), TASK.target_dictionary.unk()
-SMALL = {
-    f"{side}_{name}": value
-    for side in ("encoder", "decoder")
-    for name, value in (("layers", 1), ("attention_heads", 2), ("ffn_embed_dim", 16))
-}
 PRE_NORM = {f"{side}_normalize_before": True for side in ("encoder", "decoder")}
 GAD = {"fp32_drafts": True}
 DRAFTS = [[[5, 6, 7, 8, 9]], [], [[8, 9], [6, 7, 8, 9, 10, 11]]]
@@ -86,12 +92,12 @@ def accepting(block: int, how: Options) -> Options:
     return changed
 
 
-def blockwise(heads: int, **options: Any) -> BlockwiseTransformer:
+def blockwise(heads: int, task: SpecDecTask = TASK, **options: Any) -> BlockwiseTransformer:
     """Return a random model with prediction heads."""
     torch.manual_seed(3)
     args = make_args(blockwise_heads=heads, **SMALL, **options)
     blockwise_transformer(args)
-    return liven(BlockwiseTransformer.build_model(args, TASK))
+    return liven(BlockwiseTransformer.build_model(args, task))
 
 
 def tokens_drafter(**options: Any) -> nn.Module:

@@ -18,12 +18,11 @@ from fairseq_plugins.decoding.reference import noise as reference
 from fairseq_plugins.decoding.reference.backend import TorchBackend
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.sampling import Sampling
-from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
+from tests.decoding.gpu.drafter_checks import blockwise
 from tests.decoding.gpu.interpreter import multiply_by_rows
 from tests.support import (
+    SMALL,
     Options,
-    liven,
-    make_args,
     make_drafter,
     make_generator,
     make_sample,
@@ -33,11 +32,6 @@ from tests.support import (
 
 # Two tiles of the vocabulary.
 TASK = make_task(100)
-SMALL = {
-    f"{side}_{name}": value
-    for side in ("encoder", "decoder")
-    for name, value in (("layers", 1), ("attention_heads", 2), ("ffn_embed_dim", 16))
-}
 # With much noise, most drafts that share it are accepted.
 PLAIN, BEST, LIKELY = Sampling(temperature=9.0), Sampling(topk=60, temperature=9.0), Sampling(topp=0.7, temperature=9.0)
 LENGTHS = [3, 1, 5, 2, 4, 6, 1, 3]
@@ -63,14 +57,6 @@ def check_bits() -> None:
     assert torch.equal(found, reference.noise(keys, positions[:, None], vocabulary)[:, 0])
 
 
-def model_with_heads() -> BlockwiseTransformer:
-    """Return a random model with prediction heads."""
-    torch.manual_seed(3)
-    args = make_args(blockwise_heads=3, **SMALL)
-    blockwise_transformer(args)
-    return liven(BlockwiseTransformer.build_model(args, TASK))
-
-
 def drawn(
     how: Options,
     sampling: Sampling,
@@ -81,7 +67,7 @@ def drawn(
     dtype: torch.dtype = torch.float32,
 ) -> Decoded:
     """Draw outputs on one of the backends."""
-    model: nn.Module = model_with_heads() if how.spec.name == "blockwise" else make_transformer(TASK, 1, **SMALL)
+    model: nn.Module = blockwise(3, TASK) if how.spec.name == "blockwise" else make_transformer(TASK, 1, **SMALL)
     model.to(dtype)
     options: dict[str, Any] = {"max_len_b": 4, "seed": 2**40 + 5, "temperature": sampling.temperature}
     generator, _ = make_generator([model], TASK, how, drafter, sampling=sampling, **options)

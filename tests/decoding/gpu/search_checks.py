@@ -12,14 +12,9 @@ from fairseq_plugins.decoding.gpu.weights import Layer, Linear, Norm, Transforme
 from fairseq_plugins.decoding.reference.backend import TorchBackend
 from fairseq_plugins.decoding.reference.engine import Engine
 from tests.decoding.gpu.interpreter import multiply_by_rows
-from tests.support import Options, make_drafter, make_generator, make_sample, make_task, make_transformer
+from tests.support import SMALL, Options, make_drafter, make_generator, make_sample, make_task, make_transformer
 
 TASK = make_task(12)
-SMALL = {
-    f"{side}_{name}": value
-    for side in ("encoder", "decoder")
-    for name, value in (("layers", 1), ("attention_heads", 2), ("ffn_embed_dim", 16))
-}
 PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
 MODELS: dict[str, dict[str, Any]] = {
     "post-norm": {},

@@ -1,4 +1,4 @@
-"""Many tokens at once, rolling back and dropping rows give what fairseq's decoder gives."""
+"""The decoder with a cache: which models it runs, and what it keeps."""
 
 import gc
 from typing import Any
@@ -8,17 +8,11 @@ import torch
 from fairseq.models.fconv import FConvDecoder
 from fairseq.models.lightconv import LightConvModel
 from fairseq.models.lightconv import base_architecture as lightconv_base
-from fairseq.models.transformer import TransformerModel
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from fairseq_plugins.decoding.reference.cached_decoder import SLOT_INCREMENT, CachedDecoder
-from fairseq_plugins.decoding.reference.encoder import FusedEncoder
+from fairseq_plugins.decoding.reference.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.reference.engine import Engine
-from fairseq_plugins.decoding.reference.layout import Chain, Span
 from fairseq_plugins.models.support import unsupported_reason
 from tests.errors import refused
-from tests.strategies import TRANSFORMERS, UNSHRUNK, example_count
 from tests.support import (
     Options,
     ScriptedDrafter,
@@ -33,59 +27,12 @@ from tests.support import (
 )
 
 
-def teacher_forced(model: TransformerModel, sample: dict[str, Any], tokens: torch.Tensor) -> torch.Tensor:
-    """fairseq's own decoder output [B, T, V] for these inputs."""
-    net_input = sample["net_input"]
-    with torch.no_grad():
-        return model(net_input["src_tokens"], net_input["src_lengths"], tokens)[0]
-
-
 @pytest.fixture(params=["any shapes", "fixed shapes"])
 def engine(request: pytest.FixtureRequest) -> Engine:
     """PyTorch's operations, as they are and in fixed shapes."""
     return Engine(batch_invariant=request.param == "fixed shapes")
 
 
-@settings(UNSHRUNK, max_examples=example_count(25))
-@given(options=TRANSFORMERS, cuts=st.lists(st.integers(1, 5), min_size=1, max_size=4), seed=st.integers(0, 500))
-@torch.no_grad()
-def test_steps_of_any_size_equal_fairseqs_decoder(
-    engine: Engine, options: dict[str, Any], cuts: list[int], seed: int
-) -> None:
-    task = make_task(30)
-    model = make_transformer(task, seed, ending=False, **options)
-    sample = make_sample(task, [7, 0, 3], seed)
-    tokens = torch.randint(4, 30, (3, sum(cuts)), generator=torch.Generator().manual_seed(seed))
-    expected = teacher_forced(model, sample, tokens)
-    cached = CachedDecoder(model.decoder, engine)
-    cached.start(FusedEncoder(model.encoder, engine)(sample["net_input"]))
-    outputs, done = [], 0
-    for width in cuts:
-        lengths = torch.full((3,), done)
-        hidden = cached.step(tokens[:, done : done + width], Chain(lengths, Span(done, done), width))
-        outputs.append(cached.project(hidden))
-        done += width
-    torch.testing.assert_close(torch.cat(outputs, dim=1), expected, rtol=1e-4, atol=2e-5)
-    assert cached.capacity - SLOT_INCREMENT < sum(cuts) <= cached.capacity
-
-
-@settings(UNSHRUNK, max_examples=example_count(20))
-@given(options=TRANSFORMERS, sources=st.lists(st.integers(0, 12), min_size=1, max_size=4), seed=st.integers(0, 500))
-@torch.no_grad()
-def test_fused_encoder_equals_fairseqs(engine: Engine, options: dict[str, Any], sources: list[int], seed: int) -> None:
-    task = make_task(30)
-    model = make_transformer(task, seed, ending=False, **options)
-    net_input = make_sample(task, sources, seed)["net_input"]
-    encoder = FusedEncoder(model.encoder, engine)
-    assert encoder.layers is not None
-    ours, theirs = encoder(net_input), model.encoder.forward_torchscript(net_input)
-    assert torch.equal(ours["encoder_padding_mask"][0], theirs["encoder_padding_mask"][0])
-    real = ~theirs["encoder_padding_mask"][0]
-    for name, rows in (("encoder_out", real.T), ("encoder_embedding", real)):
-        torch.testing.assert_close(ours[name][0][rows], theirs[name][0][rows], rtol=1e-4, atol=2e-5)
-
-
-@torch.no_grad()
 def test_an_output_of_another_width_than_the_shared_embedding_is_no_garbage() -> None:
     """`--share-decoder-input-output-embed --decoder-output-dim` below the width: fairseq fails at it, and so do we."""
     task = make_task(30)
@@ -94,12 +41,6 @@ def test_an_output_of_another_width_than_the_shared_embedding_is_no_garbage() ->
     sample = make_sample(task, [5, 2])
     with pytest.raises(RuntimeError, match="shape"):
         fairseq_greedy([model], task, sample)
-    cached = CachedDecoder(model.decoder, Engine())
-    cached.start(model.encoder.forward_torchscript(sample["net_input"]))
-    hidden = cached.step(torch.full((2, 3), 5), Chain(torch.zeros(2, dtype=torch.long), Span(0, 0), 3))
-    assert hidden.shape == (2, 3, 24)
-    with pytest.raises(RuntimeError, match="shape"):
-        cached.project(hidden)
     for decoder in ("greedy", "fast-beam"):
         with pytest.raises(RuntimeError, match="shape"):
             decode([model], task, sample, Options(decoder), max_len_b=5)

@@ -9,7 +9,7 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -187,8 +187,12 @@ def _beam(search: dict[str, Any]) -> dict[str, Any]:
     return {"beam" if name == "beam_size" else name: value for name, value in search.items()}
 
 
-BATCHES = st.lists(SOURCES, min_size=1, max_size=3)
-ACTIVE = st.sampled_from([0, 0, 1, 3])
+RELAXED = {"gad++": {"top_beta": 3, "tau": 1.0}}
+TRAINED = st.one_of(DRAFTERS, FEATURE_DRAFTERS)
+# Decoder -> options of its drafter.
+DRAFTERS_OF = {"gad": TRAINED, "gad++": TRAINED, "nat": DRAFTERS} | dict.fromkeys(
+    ("greedy", "iad", "gs-jacobi", "blockwise", "fast-beam"), st.none()
+)
 LIMITS = st.fixed_dictionaries(
     {
         "EAGER_USES": st.sampled_from([0, 1, 3]),
@@ -200,100 +204,39 @@ LIMITS = st.fixed_dictionaries(
 )
 
 
-@dataclass(frozen=True)
-class Run:
-    """Batches, and how they are decoded.
-
-    Attributes:
-        batches: source lengths of each.
-        search: generation options.
-        active: of `--active-sentences`.
-        limits: constants of `graphed_decoder`.
-        seed: of models and sources.
-    """
-
-    batches: list[list[int]]
-    search: dict[str, Any]
-    active: int
-    limits: dict[str, int]
-    seed: int
-
-    def check(
-        self, monkeypatch: pytest.MonkeyPatch, models: list, task: Any, how: Options, drafter: Any = None, **more: Any
-    ) -> None:
-        search = {**self.search, **more}
-        check(monkeypatch, models, task, self.batches, how, drafter, self.seed, self.active, self.limits, **search)
-
-
-RUNS = st.builds(Run, BATCHES, SEARCHES, ACTIVE, LIMITS, st.integers(0, 1000))
-
-
-@settings(UNSHRUNK, max_examples=example_count(20))
+@pytest.mark.parametrize("decoder", DRAFTERS_OF)
+@settings(UNSHRUNK, max_examples=example_count(8))
 @given(
-    run=RUNS,
-    method=st.sampled_from(["gad", "gad", "gad++", "nat"]),
-    options=TRANSFORMERS,
-    drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),
+    data=st.data(),
+    batches=st.lists(SOURCES, min_size=1, max_size=3),
+    options=st.lists(TRANSFORMERS, min_size=1, max_size=2),
     block_size=BLOCK_SIZES,
+    search=SEARCHES,
+    beam=st.sampled_from([1, 2, 5]),
+    active=st.sampled_from([0, 0, 1, 3]),
+    limits=LIMITS,
+    seed=st.integers(0, 1000),
 )
-def test_trained_drafters(
-    monkeypatch: pytest.MonkeyPatch,
-    run: Run,
-    method: str,
-    options: dict[str, Any],
-    drafter_options: dict[str, Any],
-    block_size: int,
-) -> None:
-    task = make_task(12)
-    verifier = make_transformer(task, run.seed, **options)
-    drafter = make_drafter(task, run.seed + 1, verifier=verifier, **fitting(drafter_options, options))
-    if drafter.reads_features and method == "nat":
-        method = "gad++"
-    how = Options(method, block_size, **({"top_beta": 3, "tau": 1.0} if method == "gad++" else {}))
-    run.check(monkeypatch, [drafter] if method == "nat" else [verifier], task, how, drafter)
-
-
-MODELS = st.lists(TRANSFORMERS, min_size=1, max_size=2)
-
-
-def make_models(task: Any, options: list[dict[str, Any]], seed: int) -> list:
-    return [make_transformer(task, seed + number, **choice) for number, choice in enumerate(options)]
-
-
-@settings(UNSHRUNK, max_examples=example_count(15))
-@given(run=RUNS, options=MODELS, beam=st.sampled_from([1, 2, 5]))
-def test_beam_search(monkeypatch: pytest.MonkeyPatch, run: Run, options: list[dict[str, Any]], beam: int) -> None:
-    task = make_task(24)
-    run.check(monkeypatch, make_models(task, options, run.seed), task, Options("fast-beam"), beam_size=beam)
-
-
-def test_beam_search_runs_from_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = make_task(24)
-    model = make_transformer(task, 3)
-    limits = {"EAGER_USES": 0}
-    search, batches = {"beam_size": 3, "max_len_b": 12}, [[3, 5, 9], [4, 1, 7]]
-    recorder = check(monkeypatch, [model], task, batches, Options("fast-beam"), limits=limits, **search)
-    assert recorder.replays > 5 * recorder.captures > 0
-
-
-@settings(UNSHRUNK, max_examples=example_count(12))
-@given(
-    run=RUNS,
-    options=MODELS,
-    how=st.sampled_from([Options("greedy"), Options("greedy"), Options("iad"), Options("gs-jacobi")]),
-)
-def test_no_trained_drafter_and_ensembles(
-    monkeypatch: pytest.MonkeyPatch, run: Run, options: list[dict[str, Any]], how: Options
-) -> None:
-    task = make_task(9)
-    run.check(monkeypatch, make_models(task, options, run.seed), task, how)
-
-
-@settings(UNSHRUNK, max_examples=8)
-@given(run=RUNS)
-def test_blockwise(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    task, model = make_blockwise(run.seed, 9, identity_first_head=True)
-    run.check(monkeypatch, [model], task, Options("blockwise"))
+def test_output_is_that_without_graphs(
+    monkeypatch: pytest.MonkeyPatch, decoder: str, data: st.DataObject, batches: list[list[int]],
+    options: list[dict[str, Any]], block_size: int, search: dict[str, Any], beam: int, active: int,
+    limits: dict[str, int], seed: int,
+) -> None:  # fmt: skip
+    """Also of ensembles, and where graphs are dropped, shapes are too large for one, or sentences wait for others."""
+    task, drafter = make_task(24), None
+    models: list[Any] = [make_transformer(task, seed + number, **choice) for number, choice in enumerate(options)]
+    drafter_options = data.draw(DRAFTERS_OF[decoder])
+    if drafter_options is not None:
+        drafter = make_drafter(task, seed + 9, verifier=models[0], **fitting(drafter_options, options[0]))
+    if decoder == "blockwise":
+        task, model = make_blockwise(seed, 24, identity_first_head=True)
+        models = [model]
+    elif decoder == "nat":
+        models = [drafter]
+    how = Options(decoder, *([] if drafter is None else [block_size]), **RELAXED.get(decoder, {}))
+    if decoder == "fast-beam":
+        search = {**search, "beam_size": beam}
+    check(monkeypatch, models, task, batches, how, drafter, seed, active, limits, **search)
 
 
 def bits(generated: list) -> list[tuple[list[int], list[float]]]:
@@ -506,20 +449,17 @@ def test_an_iteration_waits_once_and_sends_nothing(
     assert seen == [{"tolist": 1}] * len(seen)
 
 
-def test_states_of_one_model_outlive_the_step_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A drafter reads the states of the first model of an ensemble after all models have run."""
-    task = make_task(60)
-    models = [make_transformer(task, 1), make_transformer(task, 2, decoder_layers=1)]
-    drafter = make_drafter(task, 3, verifier=models[0], drafter_context="features")
-    # What is accepted so freely makes the output depend on the draft.
-    method, limits = Options("gad++", 5, top_beta=10, tau=50.0), {"EAGER_USES": 0}
-    recorder = check(monkeypatch, models, task, [[5, 30, 2, 9]], method, drafter, limits=limits, max_len_b=40)
-    assert recorder.replays > 30
-
-
-@pytest.mark.parametrize("drafter_options", [{}, {"drafter_attention": "full"}, {"drafter_context": "features"}])
+@pytest.mark.parametrize(
+    ("method", "drafter_options"),
+    [
+        (Options("gad", 5), {}),
+        (Options("gad", 5), {"drafter_attention": "full"}),
+        (Options("gad", 5), {"drafter_context": "features"}),
+        (Options("fast-beam"), {}),
+    ],
+)
 def test_most_steps_of_a_run_come_from_few_graphs(
-    monkeypatch: pytest.MonkeyPatch, drafter_options: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, method: Options, drafter_options: dict[str, Any]
 ) -> None:
     steps = []
     step = CachedDecoder.step
@@ -534,7 +474,8 @@ def test_most_steps_of_a_run_come_from_few_graphs(
     drafter = make_drafter(task, 9, verifier=verifier, **drafter_options)
     recorder = Recorder()
     engine = graphing(monkeypatch, recorder)
-    generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=40, engine=engine)
+    search = {"max_len_b": 40, "beam_size": 3 if method.spec.searches_beams else 1}
+    generator, _ = make_generator([verifier], task, method, drafter, engine=engine, **search)
     for seed in range(6):
         generator.generate([], make_sample(task, [5, 30, 2, 9, 14, 0, 22, 7], seed))
     eager = len(steps) - 2 * recorder.captures

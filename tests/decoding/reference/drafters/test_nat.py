@@ -1,32 +1,24 @@
-"""The trained drafter in decoding: its cache changes no draft, also in ragged batches."""
+"""`--decoder nat`: a trained drafter that decodes alone."""
 
-import random
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from fairseq_plugins.decoding.reference.drafters.nat import NatDrafter
 from fairseq_plugins.decoding.reference.drafters.path import DraftOptions
 from fairseq_plugins.decoding.reference.engine import Engine
-from fairseq_plugins.decoding.reference.state import DecodingState, Draft
 from fairseq_plugins.models.block_nat import BlockNat
-from tests.strategies import DRAFTERS, SEARCHES, SOURCES, TRANSFORMERS, UNSHRUNK, example_count, fitting
 from tests.support import (
     Options,
-    assert_same_output,
     decode,
-    fairseq_greedy,
     ids,
     make_drafter,
     make_sample,
     make_state,
     make_task,
-    make_transformer,
 )
 
 
@@ -47,72 +39,6 @@ def fresh_log_probs(
     log_probs = alone.draft(make_state(known[None], [length], length + width)).log_probs
     assert log_probs is not None
     return log_probs[0]
-
-
-class CheckedDrafter(NatDrafter):
-    """Checks every draft against a drafter without cache, then mixes in tokens of the known output.
-
-    A random drafter is hardly ever right; with some right tokens sentences advance by different counts.
-    """
-
-    def __init__(self, model: BlockNat, block_size: int, outputs: list[list[int]], encoder: Any, seed: int) -> None:
-        super().__init__(model, block_size, Engine(), DraftOptions(keep_log_probs=True))
-        self.outputs = outputs
-        self.verifier_encoder = encoder
-        self.generator = random.Random(seed)
-        self.sentences: list[int] = []
-        self.sample: dict[str, Any] = {}
-
-    def start(self, sample: dict[str, Any], encoder_out: Any) -> None:
-        super().start(sample, encoder_out)
-        self.sample, self.sentences = sample, list(range(len(self.outputs)))
-
-    def draft(self, state: DecodingState) -> Draft:
-        draft = super().draft(state)
-        assert draft.tokens.size(1) == max(0, min(self.block_size, state.max_len - state.span.shortest))
-        tokens = draft.tokens.clone()
-        for row, sentence in enumerate(self.sentences):
-            length = state.host_lengths[row]
-            if draft.log_probs is not None and self.generator.random() < 0.3:
-                known, encoder = state.tokens[row, : length + 1], self.verifier_encoder
-                expected = fresh_log_probs(self.model, tokens.size(1), self.sample, encoder, sentence, known)
-                torch.testing.assert_close(draft.log_probs[row], expected, rtol=1e-3, atol=2e-4)
-            right = self.outputs[sentence][length : length + self.generator.randint(0, tokens.size(1))]
-            tokens[row, : len(right)] = torch.tensor(right, dtype=torch.long)
-        return Draft(tokens)
-
-    def select_rows(self, rows: Tensor) -> None:
-        super().select_rows(rows)
-        self.sentences = [self.sentences[row] for row in rows.tolist()]
-
-
-@settings(UNSHRUNK, max_examples=example_count(40))
-@given(
-    options=TRANSFORMERS,
-    drafter_options=DRAFTERS,
-    sources=SOURCES,
-    block_size=st.sampled_from([1, 3, 8]),
-    search=SEARCHES,
-    seed=st.integers(0, 1000),
-)
-def test_drafts_do_not_depend_on_earlier_iterations(
-    options: dict[str, Any],
-    drafter_options: dict[str, Any],
-    sources: list[int],
-    block_size: int,
-    search: dict[str, Any],
-    seed: int,
-) -> None:
-    task = make_task(60)
-    verifier = make_transformer(task, seed, **options)
-    model = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options))
-    sample = make_sample(task, sources, seed)
-    expected = fairseq_greedy([verifier], task, sample, **search)
-    drafter = CheckedDrafter(model, block_size, ids(expected), verifier.encoder, seed)
-    drafted, stats = decode([verifier], task, sample, drafter, **search)
-    assert_same_output(drafted, expected)
-    if block_size > 1 and max(sentence.tokens for sentence in stats) > 8:
-        assert sum(sentence.iterations for sentence in stats) < sum(sentence.tokens for sentence in stats)
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])

@@ -2,15 +2,11 @@
 
 import math
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding.method import Method
-from fairseq_plugins.decoding.reference.search import GreedySearch
 from fairseq_plugins.decoding.reference.search.rules import (
-    Rule,
     TopBeta,
     accept_all,
     accepted_prefix,
@@ -19,9 +15,7 @@ from fairseq_plugins.decoding.reference.search.rules import (
     within_distance,
 )
 from fairseq_plugins.decoding.reference.state import Draft, Verification
-from tests.decoding.methods.without_model import ScriptedVerifier
 from tests.strategies import DETERMINISTIC, example_count
-from tests.support import ScriptedDrafter, decode, ids, make_sample, make_task, make_transformer
 
 
 def log_probs_of(*rows: list[float]) -> torch.Tensor:
@@ -129,80 +123,3 @@ def test_distance_and_minimum_block() -> None:
 
 def test_accept_all() -> None:
     assert accept_all(Draft(torch.tensor([[4, 5]])), verified(torch.zeros(1, 3, 7))).all()
-
-
-# SpecDec Table 19 (k = 10, top-3, tau = 1), as printed: D is the draft and V its verification, both after the output of
-# earlier iterations. V shows relaxed tokens and is conditioned on them, so the verifier's best token at such a
-# position, which the vanilla tables show, is given separately.
-RELAXED_1 = """
-D Nach den Angaben Angaben war der Tunnel noch nicht in
-V Nach den vorliegenden war war der Tunnel noch nicht in Betrieb
-D Nach den vorliegenden Angaben war der Tunnel noch nicht in Betrieb genommen [EOS]
-V Nach den vorliegenden Angaben war der Tunnel noch nicht in Betrieb genommen worden
-D Nach den vorliegenden Angaben war der Tunnel noch nicht in Betrieb genommen worden . [EOS]
-V Nach den vorliegenden Angaben war der Tunnel noch nicht in Betrieb genommen worden . [EOS]
-"""
-RELAXED_2 = """
-D Gestern hat der Bürger@@ meister von Gut@@ acht eine klare
-V Gestern hat der Bürger@@ meister von Gut@@ acht eine klare Antwort
-D Gestern hat der Bürger@@ meister von Gut@@ acht eine klare Antwort auf diese Frage gegeben . [EOS]
-V Gestern hat der Bürger@@ meister von Gut@@ acht eine klare Antwort auf diese Frage gegeben . [EOS]
-"""
-# Position of a token that was not the verifier's best, and the best.
-BEST_1, BEST_2 = {3: "Einzelheiten"}, {2: "Gut@@"}
-
-
-class PrintedVerifier(ScriptedVerifier):
-    """A verifier whose best tokens are the V lines, followed by unacceptable ones.
-
-    Args:
-        lines: the V lines.
-        number: symbol -> id.
-        best: position -> the best token there; the printed one is second, `gap` below it.
-        gap: of log-probabilities.
-    """
-
-    def __init__(self, lines: list[list[str]], number: dict[str, int], best: dict[int, str], gap: float) -> None:
-        super().__init__([], max(number.values()) + 1)
-        self.lines, self.number, self.best, self.gap = iter(lines), number, best, gap
-
-    def scores(self, begin: int, drafted: list[int]) -> torch.Tensor:
-        line, scores = next(self.lines), torch.full((len(drafted) + 1, self.size), -20.0)
-        for position, row in enumerate(scores, begin):
-            printed = line[position] if position < len(line) else "[EOS]"
-            row[self.number[printed]] = 0.0
-            if position in self.best and printed != self.best[position]:
-                row[self.number[self.best[position]]] = self.gap
-        return scores
-
-
-def replay(printed: str, rule: Rule, best: dict[int, str], gap: float = 0.8) -> tuple[str, list[int]]:
-    """Decode with the D lines as drafter and the V lines as verifier; return the output and the emitted tokens."""
-    lines = [line.split()[1:] for line in printed.strip().splitlines()]
-    drafts, verified = lines[::2], lines[1::2]
-    task = make_task(4)
-    words = sorted({word for line in lines for word in line} - {"[EOS]"} | set(best.values()))
-    number = {word: task.target_dictionary.add_symbol(word) for word in words}
-    number["[EOS]"] = task.target_dictionary.eos()
-    turns = iter(drafts)
-
-    def script(sentence: int, done: int, width: int) -> list[int]:
-        return [number[word] for word in next(turns)[done:]][:width]
-
-    method = Method(PrintedVerifier(verified, number, best, gap), ScriptedDrafter(script, 10), GreedySearch(rule))
-    output, (stats,) = decode([make_transformer(task, 0, ending=False)], task, make_sample(task, [1]), method)
-    assert not list(turns), "every printed iteration took place"
-    return task.target_dictionary.string(ids(output)[0]), stats.emitted
-
-
-@pytest.mark.parametrize(
-    ("printed", "best", "rule", "emitted"),
-    [
-        (RELAXED_1, BEST_1, TopBeta(3, 1.0), [3, 10, 2]),
-        (RELAXED_2, BEST_2, TopBeta(3, 1.0), [11, 6]),
-    ],
-)
-def test_worked_examples_of_the_paper(printed: str, best: dict[int, str], rule: Rule, emitted: list[int]) -> None:
-    text, each = replay(printed, rule, best)
-    assert each == emitted
-    assert text == printed.strip().splitlines()[-1][2:].removesuffix(" [EOS]")
