@@ -1,7 +1,7 @@
 """Errors have an option, a value, a problem and a remedy, in the spelling of whoever shows them."""
 
-import json
 import pickle
+import re
 from argparse import ArgumentParser
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from fairseq.tasks import TASK_REGISTRY
 
 from fairseq_plugins.api.options import CALL, LOAD, WRAP
 from fairseq_plugins.errors import ConfigurationError, as_command, flag, on_command_line, spell_as
-from fairseq_plugins.shared.arguments import FILE
+from fairseq_plugins.help_texts import FOLDER
 from tests.error_messages import messages, options_in
 
 
@@ -58,8 +58,7 @@ def test_options_in_errors_exist() -> None:
             parsers.append(ArgumentParser(add_help=False, conflict_handler="resolve"))
             kind.add_args(parsers[-1])
     known = {option for parser in parsers for option in parser._option_string_actions}
-    for command in json.loads(FILE.read_text()).values():
-        known |= {name for argument in command["arguments"] for name in argument["names"]}
+    known |= {name for file in FOLDER.glob("*.txt") for name in re.findall(r"--[\w-]+", file.read_text())}
     known |= {flag(name) for place in (LOAD, CALL, WRAP) for name in place.known | place.arguments}
     unknown = {place: options_in(error) - known for place, error in messages()}
     assert not {place: names for place, names in unknown.items() if names} and len(unknown) > 300
