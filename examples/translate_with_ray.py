@@ -38,7 +38,7 @@ class Translator:
         with open(self.path, "rb") as file:
             for begin, size in zip(batch["begin"], batch["size"], strict=True):
                 file.seek(begin)
-                lines = file.read(size).decode("utf-8").removesuffix("\n").split("\n")
+                lines = file.read(size).decode("utf-8-sig").removesuffix("\n").split("\n")
                 texts.append("".join(f"{line}\n" for line in self.model.translate(lines)))
         return {"text": texts}
 

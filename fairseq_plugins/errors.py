@@ -150,10 +150,13 @@ NAN_SCORES = "the model's scores are not numbers (NaN): its weights or activatio
 
 
 def explain(error: BaseException) -> ConfigurationError | None:
-    """Return a `ConfigurationError` itself, or that in place of an error of fairseq's; None for all others."""
+    """Return a `ConfigurationError` itself, or that for a file without permission or an error of fairseq's, or None."""
     if isinstance(error, ConfigurationError):
         return error
     reason = one_line(error, 200)
+    if isinstance(error, PermissionError) and error.filename is not None:
+        problem = f"cannot be used ({error.strerror})"
+        return ConfigurationError(None, os.fsdecode(error.filename), problem, "change its permissions, or give another")
     if isinstance(error, AssertionError) and reason.startswith("--"):  # of fairseq's commands, about their options
         both = "give both the number of samples, such as {--beam 1} {--nbest 1}"
         return ConfigurationError(None, None, reason, both if "--sampling" in reason else "")

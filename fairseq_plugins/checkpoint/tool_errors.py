@@ -99,10 +99,10 @@ def explain_in_tool(error: BaseException) -> ConfigurationError | None:
     from fairseq_plugins.shared.parsing import arguments_of_fairseqs_tool
 
     explained = explain(error)
-    if explained is None:
+    if explained is None or isinstance(error, OSError):
         # Whatever fails while an error is looked at, that error is shown.
         with contextlib.suppress(Exception, SystemExit):
-            explained = _wrong_file(error, arguments_of_fairseqs_tool())
+            explained = _wrong_file(error, arguments_of_fairseqs_tool()) or explained
     return explained
 
 

@@ -43,6 +43,7 @@ def _bad_file(index: Path) -> Path | None:
         return index
     if count == 0 or not tokens.is_file():
         return None
+    tokens.open("rb").close()  # an error of its permissions here, not in fairseq, which prints another after it
     lengths = numpy.memmap(index, numpy.int32, "r", begin, (count,))
     expected_bytes = int(lengths.sum(dtype=numpy.int64)) * numpy.dtype(_code_to_dtype[kind]).itemsize
     return None if tokens.stat().st_size == expected_bytes else tokens

@@ -13,6 +13,7 @@ from sentencepiece import SentencePieceProcessor
 
 from fairseq_plugins.checkpoint.tool_errors import explain_in_tool
 from fairseq_plugins.errors import on_command_line
+from fairseq_plugins.shared.cli import run_command
 from tests.support import make_task
 
 
@@ -67,6 +68,28 @@ def test_dictionaries_and_subwords(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
     message = explained(SentencePieceProcessor, model)
     assert message is not None and message.startswith(f"{model}: not a model of sentencepiece (")
+
+
+def test_a_file_without_permission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line in fairseq's tools and in our commands."""
+    file = tmp_path / "file"
+    file.touch(mode=0)
+
+    def read(*_: object) -> None:
+        user = os.geteuid()
+        os.seteuid(user or 65534)  # root may read all
+        try:
+            file.read_bytes()
+        finally:
+            os.seteuid(user)
+
+    monkeypatch.setattr("sys.argv", ["fairseq-generate", "data", "--path", "none.pt", "--results-path", "results"])
+    line = f"{file}: cannot be used (Permission denied); change its permissions, or give another"
+    assert explained(read) == line
+    assert run_command("spec-dec-x", read, []) == 2
+    assert capsys.readouterr().err == f"spec-dec-x: error: {line}\n"
 
 
 def test_gpu_out_of_memory() -> None:
