@@ -23,8 +23,8 @@ class FastBPECodes(SubwordNMTBPE):
     def __init__(self, cfg: FastBPECodesConfig) -> None:
         pairs = [(left, right) for left, right, _ in (line.split(" ") for line in _lines(Path(cfg.bpe_codes)))]
         self.bpe = BPE(io.StringIO("#version: 0.2\na b\n"), separator=cfg.bpe_separator)
-        # In place of reading a file, where a carriage return ends a symbol. Of equal pairs the first one counts.
-        self.bpe.bpe_codes = {pair: rank for rank, pair in reversed([*enumerate(pairs)])}
+        # In place of reading a file, where a carriage return ends a symbol.
+        self.bpe.bpe_codes = {pair: rank for rank, pair in enumerate(pairs)}
         self.bpe.bpe_codes_reverse = {left + right: (left, right) for left, right in self.bpe.bpe_codes}
         self.bpe_symbol = cfg.bpe_separator + " "
 

@@ -165,9 +165,6 @@ class TrainsDrafters(DecodesWithDrafts):
             logging_output["_iterations"] = self._validation.stats.iterations - before[1]
         return loss, sample_size, logging_output
 
-    def begin_valid_epoch(self, epoch: int, model: nn.Module) -> None:
-        self._validation = None
-
     def post_validate(self, model: nn.Module, stats: dict[str, Any], agg: Any) -> None:
         """Store the counts of a validation in the drafter; called by fairseq-train."""
         drafter, policy = drafter_in(model), self._survival_policy()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fairseq_plugins
@@ -20,6 +20,7 @@ from fairseq_plugins.errors import ConfigurationError
 from tests.api.released import CLDR, MULTI30K
 from tests.conftest import Corpus
 from tests.errors import refused
+from tests.strategies import DETERMINISTIC
 from tests.support import REPOSITORY, make_dictionary
 
 LANGUAGES = {"source_lang": "en", "target_lang": "de"}
@@ -62,6 +63,7 @@ def test_codes_of_fastbpe_cut_as_those_of_subword_nmt(tmp_path: Path) -> None:
 SYMBOLS = st.text(st.sampled_from("ab\x85\u00a0\u2028\u3000\x1c\r\t#"), min_size=1, max_size=3)
 
 
+@settings(DETERMINISTIC)
 @given(pairs=st.lists(st.tuples(SYMBOLS, SYMBOLS), min_size=1, unique=True))
 def test_symbols_of_fastbpe_contain_any_character_but_line_feed_and_space(
     pairs: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory

@@ -1,10 +1,11 @@
 """Splitting texts into sentences, and joining them."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.data.sentences import has_line_breaks, is_blank, join_text, split_text
+from tests.strategies import DETERMINISTIC
 
 # Texts of characters that end sentences, break lines or are not seen.
 TRICKY = st.text(
@@ -17,6 +18,7 @@ def sentences(text: str, language: str) -> list[str]:
     return [sentence for sentence, _ in split_text(text, language)]
 
 
+@settings(DETERMINISTIC)
 @given(text=TRICKY | st.text(), language=LANGUAGES)
 def test_sentences_and_separators_are_the_text(text: str, language: str) -> None:
     pairs = split_text(text, language)

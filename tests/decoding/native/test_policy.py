@@ -261,6 +261,7 @@ def test_checkpoint_brings_the_counts_of_the_validation_set(learned: tuple) -> N
     tried, right = (numpy.array(part).reshape(25, BINS).sum(1) for part in policy.counts()[2:])
     share = (kept[1].sum(1) / kept[0].sum(1).clamp(min=1)).numpy()
     assert numpy.allclose(right / numpy.maximum(tried, 1e-9), share, atol=1e-6)
+    assert not any(counting_backend(learned, 25).method.policy.counts()[3])  # each validation counts anew
     drafter.decoder.survival_counts.zero_()
 
 

@@ -181,7 +181,7 @@ def test_verifier_tuning_by_hand() -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"feature_layers": "7"}, "--feature-layers 7.*2 layers"),
+        ({"feature_layers": "3"}, "--feature-layers 3.*2 layers"),
         ({"feature_layers": "1,x"}, "--feature-layers 1,x"),
         ({"feature_layers": "-1"}, "--feature-layers -1"),
         ({"drafter_attention": "full"}, "--drafter-attention full"),
