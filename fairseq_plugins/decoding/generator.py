@@ -90,6 +90,8 @@ class DraftVerifyGenerator(SequenceGenerator):
         # Hypotheses of a sentence that get an alignment, the best ones; None for all, as fairseq's have.
         self.most_aligned: int | None = None
         self.begin_suppressed = begin_suppressed
+        # Whether scores are read; without them greedy search is faster. Those that were not computed are 0.
+        self.needs_scores = True
         # Numbers the sentences of batches without `id`.
         self.number: Callable[[dict[str, Any]], dict[str, Any]] | None = None
         self.choose = choose
@@ -170,6 +172,8 @@ class DraftVerifyGenerator(SequenceGenerator):
             sample = self.number(sample)
         if self.drafts is not None:
             sample = {**sample, "drafts": self.drafts(sample)}
+        if not self.needs_scores:
+            sample = {**sample, "needs_scores": False}
         if self.samples:
             sample = with_samples(sample, self.samples, self.seed)
             prefix_tokens = None if prefix_tokens is None else prefix_tokens.repeat_interleave(self.samples, 0)

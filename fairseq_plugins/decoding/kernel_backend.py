@@ -67,7 +67,11 @@ class KernelBackend(ABC):
         self.encodes = encoder is not None
         self.generator = self.module.Generator(
             encoder=encoder,
-            verifier=weights.decoder(model.decoder, self.method.projection),
+            verifier=weights.decoder(
+                model.decoder,
+                self.method.projection,
+                screens=not spec.searches_beams and self.method.acceptance is None,
+            ),
             drafter=self.method.drafter,
             acceptance=self.method.acceptance,
             policy=self.method.policy,
@@ -188,6 +192,7 @@ class KernelBackend(ABC):
             drafts=[] if self.method.drafts is None else self.method.drafts(sample)[0],
             streams=streams,
             noise_key=list(noise_key),
+            needs_log_probs=sample.get("needs_scores", True),
             **_limits(constraints, sampling),
         )
 
@@ -222,6 +227,7 @@ class KernelBackend(ABC):
             prefix=None if constraints.prefix is None else constraints.prefix.contiguous(),
             drafts=[] if self.method.drafts is None else self.method.drafts(sample),
             noise_keys=sample.get("noise_keys"),
+            needs_log_probs=sample.get("needs_scores", True),
             **_limits(constraints, self.sampling),
             **more,
         )

@@ -94,10 +94,12 @@ class KernelGenerator(Protocol):
         topp: float = ...,
         suppressed: Sequence[int] = ...,
         begin_suppressed: Sequence[int] = ...,
+        needs_log_probs: bool = ...,
     ) -> None:
         """Begin a batch of sources [B, S], padded, with the limits of `Constraints`.
 
-        With `noise_keys` [B, 4] tokens are drawn (reference/sampling.py).
+        With `noise_keys` [B, 4] tokens are drawn (reference/sampling.py). Log-probabilities that are not needed may be
+        0 in `outputs` of a greedy search.
 
         Raises:
             ValueError: for lengths or symbols that are out of range.
@@ -174,6 +176,7 @@ class KernelGenerator(Protocol):
         topp: float = ...,
         suppressed: Sequence[int] = ...,
         begin_suppressed: Sequence[int] = ...,
+        needs_log_probs: bool = ...,
     ) -> None:
         """Add a sentence, which waits until there is room; `streams`: its iterations are events.
 

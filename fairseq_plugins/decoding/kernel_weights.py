@@ -131,12 +131,15 @@ class KernelWeights(ABC):
                 setattr(layer, name, self.linear(getattr(weights, name)))
         return layer
 
-    def decoder(self, decoder: TransformerDecoderBase, projection: AnyLinear = None) -> AnyTransformer:
+    def decoder(
+        self, decoder: TransformerDecoderBase, projection: Linear | None = None, screens: bool = False
+    ) -> AnyTransformer:
         """Convert a fairseq decoder.
 
         Args:
             decoder: decoder of a fairseq Transformer.
-            projection: vocabulary projection in the kernels; None for the decoder's own.
+            projection: vocabulary projection; None for the decoder's own.
+            screens: whether best tokens are looked for, without the scores of all others.
 
         Raises:
             Unsupported: for a decoder that the kernels do not support.
@@ -146,15 +149,17 @@ class KernelWeights(ABC):
             raise Unsupported(reason)
         if decoder.project_in_dim is not None or decoder.project_out_dim is not None:
             raise Unsupported("the embeddings have another width than the layers")
+        projection = vocabulary_projection(decoder) if projection is None else projection
         if projection is None:
-            own = vocabulary_projection(decoder)
-            if own is None:
-                raise Unsupported(f"the vocabulary projection of {type(decoder).__name__} is not a linear layer")
-            projection = self.linear(own)
+            raise Unsupported(f"the vocabulary projection of {type(decoder).__name__} is not a linear layer")
+        converted, screen = self.linear(projection), self.screen(projection) if screens else {}
         release_pages(decoder.parameters())
-        return self._transformer(
-            decoder, [self._layer(read_decoder_layer, each) for each in decoder.layers], projection
-        )
+        layers = [self._layer(read_decoder_layer, each) for each in decoder.layers]
+        return self._transformer(decoder, layers, converted, **screen)
+
+    def screen(self, projection: Linear) -> dict[str, Any]:
+        """Return what finds best tokens faster, as arguments of `KernelModule.transformer`; empty for nothing."""
+        return {}
 
     def _layer(self, read: Callable[[Any], Layer], module: nn.Module) -> KernelLayer:
         converted = self.layer(read(module))
@@ -174,6 +179,7 @@ class KernelWeights(ABC):
         module: TransformerDecoderBase | TransformerEncoderBase,
         layers: Sequence[KernelLayer],
         projection: AnyLinear | None,
+        **screen: Any,
     ) -> AnyTransformer:
         positions = position_table(module, module.max_positions())
         table, scales = self.embedding(module.embed_tokens.weight)
@@ -187,6 +193,7 @@ class KernelWeights(ABC):
             final_norm=self.norm(norm(getattr(module, "layer_norm", None))),
             projection=projection,
             embedding_scales=scales,
+            **screen,
         )
 
     # ------------------------------------------------------------------------------- parts of trained drafters
@@ -199,7 +206,7 @@ class KernelWeights(ABC):
         weight, bias = own
         if vocabulary is not None:
             weight, bias = ordinary(weight)[vocabulary], None if bias is None else bias[vocabulary]
-        return self.decoder(decoder, self.linear((weight, bias)))
+        return self.decoder(decoder, (weight, bias))
 
     def path(self, decoder: BlockNatDecoder, vocabulary: Tensor | None) -> AnyPath:
         """Convert the layers that choose a draft's tokens from their scores (drafters/path.py); a GRU stays in fp32."""

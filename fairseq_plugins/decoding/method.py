@@ -19,6 +19,7 @@ from fairseq_plugins.decoding.reference.search import GreedySearch, Search
 from fairseq_plugins.decoding.reference.search.rules import Rule, exact
 from fairseq_plugins.decoding.reference.search.strategy import SearchStrategy
 from fairseq_plugins.decoding.reference.verifier import VerifierProtocol
+from fairseq_plugins.decoding.weights import Linear
 from fairseq_plugins.models.block_nat import BlockNat
 
 # Why a token was emitted, in traces.
@@ -56,7 +57,7 @@ class KernelMethod:
     drafter: AnyDrafter | None = None  # None for greedy decoding
     acceptance: AnyAcceptance | None = None  # a relaxed acceptance rule; None for exact acceptance
     policy: KernelPolicy | None = None  # chooses draft width and rows; None verifies every drafted token
-    projection: AnyLinear | None = None  # replaces the verifier's vocabulary projection; None keeps it
+    projection: Linear | None = None  # replaces the verifier's vocabulary projection; None keeps it
     head: tuple[AnyLinear, AnyLinear] | None = None  # layers before it (head 1 of blockwise)
     drafts: Callable[[Mapping[str, Any]], GivenDrafts] | None = None  # returns a batch's given drafts
     on_batch: Callable[[Mapping[str, Any]], None] | None = None  # called with every batch before it is decoded

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.native import kernels
+from fairseq_plugins.decoding.native.model import NativeWeights
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.search.rules import TopBeta, exact, with_min_block
 from tests.cases import Case, cases
@@ -148,7 +149,9 @@ def test_output_is_fairseqs(
         options |= {} if decoder == "gad" else {"iad_fallback": "gad"}
 
     how, emitted = Options(decoder, **options), {}
-    runs: dict[str, dict[str, Any]] = {"PyTorch": {"engine": Engine()}, "kernels": {}}
+    # With this small a cache, log-probabilities follow later.
+    weights = NativeWeights(cached=data.draw(st.sampled_from([0, 2**22])))
+    runs: dict[str, dict[str, Any]] = {"PyTorch": {"engine": Engine()}, "kernels": {"engine": weights}}
     if not width:
         runs["PyTorch, some"] = {"engine": Engine(), "active_sentences": active}
     is_exact = how.spec.accepts_exactly(how.options)
@@ -167,10 +170,14 @@ def test_output_is_fairseqs(
         if decoder != "jacobi" and not width:
             assert emitted["PyTorch, some"] == emitted["PyTorch"]
 
+    per_batch = {name: search.pop(name) for name in ("prefix_tokens", "bos_token") if name in search}
+    generator, _ = make_generator([model], task, how, case.drafter, **search)
+    generator.needs_scores = False
+    assert ids(generator.generate([model], sample, **per_batch)) == ids(output)
+
     if decoder not in ("greedy", "gad++"):
-        per_batch = {name: search.pop(name) for name in ("prefix_tokens", "bos_token") if name in search}
         how = Options(decoder, fixed_width=False, **options)
-        generator, _ = make_generator([model], task, how, case.drafter, **search)
+        generator, _ = make_generator([model], task, how, case.drafter, engine=weights, **search)
         policy = getattr(generator.backend.method, "policy", None)
         if policy is not None:
             policy.costs = kernels().Costs(*costs)

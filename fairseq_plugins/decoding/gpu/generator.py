@@ -69,6 +69,7 @@ class Generator(HostLoop):
         topp: float = 0.0,
         suppressed: Sequence[int] = (),
         begin_suppressed: Sequence[int] = (),
+        needs_log_probs: bool = True,
     ) -> None:
         self._refuse_open()
         width = 0 if prefix is None else min(prefix.size(1), self.search.sizes.outputs)
@@ -206,6 +207,7 @@ class Generator(HostLoop):
         topp: float = 0.0,
         suppressed: Sequence[int] = (),
         begin_suppressed: Sequence[int] = (),
+        needs_log_probs: bool = True,
     ) -> None:
         running, vocabulary = self._opened(), self.search.scores.outputs
         scoring = Scoring(

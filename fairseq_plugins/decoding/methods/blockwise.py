@@ -127,12 +127,12 @@ def _build_kernels(context: MethodContext, options: BlockwiseOptions) -> KernelM
         rows = slice((first - 1) * decoder.output_embed_dim, last * decoder.output_embed_dim)
         return weight[rows], None if bias is None else bias[rows]
 
-    module, projection, expand = weights.module, weights.linear(linear(output)), linear(decoder.head_expand)
+    module, projection, expand = weights.module, linear(output), linear(decoder.head_expand)
     rules = module.accept_within_distance, module.accept_top_beta, module.accept_at_least
     acceptance = _acceptance(options, context.target, *rules, None)
     has_policy = acceptance is None and not options.fixed_width
     drafts = weights.for_drafts() if has_policy else weights
-    drafter = module.heads_drafter(*map(drafts.linear, (expand, heads(2, block_size), linear(output))))
+    drafter = module.heads_drafter(*map(drafts.linear, (expand, heads(2, block_size), projection)))
     head = None if decoder.identity_first_head else (weights.linear(expand), weights.linear(heads(1, 1)))
     policy = module.Policy(block_size - 1, context.counts_survival) if has_policy else None
     return KernelMethod(weights, drafter, acceptance, policy=policy, projection=projection, head=head)

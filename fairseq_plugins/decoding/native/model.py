@@ -29,9 +29,11 @@ class NativeWeights(KernelWeights):
 
     Attributes:
         packed: keep packed copies of large weights, which the kernels read faster; small ones always have one.
+        cached: numbers of a vocabulary projection that stays in the processor's cache.
     """
 
     packed: bool = True
+    cached: int = 2**22
 
     @property
     def module(self) -> KernelModule:
@@ -60,6 +62,13 @@ class NativeWeights(KernelWeights):
         self.check(weight, None)
         rounded, scale = stored_int8(weight)
         return rounded.contiguous(), scale.contiguous()
+
+    def screen(self, projection: Linear) -> dict[str, Any]:
+        """Return the projection in int8, which bounds its scores (csrc/predictor.h), where that is faster."""
+        if self.int8 or not self.packed or kernels().instruction_set() == "portable":
+            return {}
+        screen = replace(self, int8=True).linear(projection)
+        return {"screen": screen, "scores_later": screen.inputs * screen.outputs > self.cached}
 
     def _format(self, weight: Tensor, int8: bool) -> Any:
         """Return the fastest format (`WeightFormat`) that keeps the weight's precision and the memory limits."""

@@ -53,13 +53,17 @@ def sentences(call: Call, count: int, seed: int = 1) -> list[dict[str, Any]]:
                 "min_len": min(longest, choose.choice([1, 1, 8])),
                 "max_len": longest,
                 "unk_penalty": choose.choice([0.0, 1.5, -2.0]),
-                "temperature": choose.choice([1.0, 1.0, 0.7, 20.0]),
+                # Later sentences have their best tokens only.
+                "temperature": choose.choice([1.0, 1.0, 0.7, 20.0]) if number < 20 else 1.0,
                 "beam": choose.choice([1, 3, MAX_BEAM]) if call.parts["beam"] else 1,
                 "prefix": choose.choice([[], [], [7], [PAD, 9]]),
                 "drafts": drafts if call.parts["drafter"] is not None else [],
-                "noise_key": [] if call.parts["beam"] or number % 3 else [number, choose.randrange(4), 5, 7],
+                "noise_key": []
+                if call.parts["beam"] or number % 3 or number >= 20
+                else [number, choose.randrange(4), 5, 7],
                 "topk": choose.choice([0, 0, 9]),
                 "topp": choose.choice([0.0, 0.0, 0.8]),
+                "needs_log_probs": choose.choice([False, True, True]),
             }
         )
     return found
@@ -69,7 +73,7 @@ def alone(call: Call, wanted: dict[str, Any]) -> Any:
     """Decode a sentence in a batch of its own."""
     parts = {**call.parts, "beam": wanted["beam"] if call.parts["beam"] else 0}
     made = kernels().Generator(**parts)
-    names = ("min_len", "max_len", "unk_penalty", "temperature", "topk", "topp")
+    names = ("min_len", "max_len", "unk_penalty", "temperature", "topk", "topp", "needs_log_probs")
     made.begin(
         torch.tensor([wanted["source"]]),
         **SHARED,
@@ -133,7 +137,8 @@ def test_output_is_that_of_the_sentence_alone(name: str) -> None:
             assert [flat(hypothesis) for hypothesis in ends[number][0]] == expected
             continue
         tokens, log_probs, emitted = ends[number]
-        assert (tokens.tolist(), log_probs.tolist()) == expected[:2] and sum(emitted) == len(tokens)
+        assert tokens.tolist() == expected[0] and sum(emitted) == len(tokens)
+        assert not sentence["needs_log_probs"] or log_probs.tolist() == expected[1]
         assert not is_exact or emitted == expected[2]
         steps = [(output, iteration) for id_, output, iteration, _ in events if id_ == number and iteration is not None]
         assert not steps or number % 2 == 0
@@ -160,8 +165,20 @@ def test_a_cancelled_sentence_has_no_end() -> None:
     deadline = time.monotonic() + 10
     while made.load() != (0, 0):
         assert time.monotonic() < deadline
-    admit(made, 100, endless)
-    assert events_until(made, 1)[-1][0] == 100
+    # In their places other sentences have scores of their own.
+    others = [{**one, "temperature": 1.0, "needs_log_probs": True} for one in sentences(call, 9, seed=3)]
+    for number, other in enumerate(others):
+        admit(made, 100 + number, endless)
+        admit(made, 200 + number, other)
+        deadline = time.monotonic() + 10
+        while made.load()[0]:
+            assert time.monotonic() < deadline
+        made.cancel(100 + number)
+    left = dict(enumerate(others, 200))
+    while left:
+        for number, output, _, _ in events_until(made, 1):
+            if number in left:  # some of the endless ones end before they are cancelled
+                assert (output[0].tolist(), output[1].tolist()) == alone(call, left.pop(number))[:2]
 
 
 @pytest.mark.parametrize("decoder", ["greedy", "beams"])

@@ -40,7 +40,9 @@ class Call:
             return real(**parts)
 
         with mock.patch.object(module, "Generator", spy):
-            choose_backend(how.spec, how.options, how.context(self.models, drafter, self.task, beam=beam))
+            # With this small a cache, log-probabilities follow later.
+            weights = NativeWeights(cached=0)
+            choose_backend(how.spec, how.options, how.context(self.models, drafter, self.task, weights, beam=beam))
         self.sample = make_sample(self.task, [5, 0, 9])
         symbols = {"pad": PAD, "unk": UNK, "eos": EOS, "first_token": EOS}
         limits = {"min_len": 1, "max_len": 12, "unk_penalty": 0.0, "temperature": 1.0}

@@ -17,6 +17,7 @@ struct Acceptance {
     // offset: position of the token in its draft.
     std::function<bool(const float* log_probs, int64_t vocabulary, int64_t offset, int64_t drafted, int64_t best)>
         accepts;
+    bool reads_log_probs = true;  // otherwise only whether they are -inf
 };
 
 // Accepts a token among the best `beta` whose log-probability is at most `tau` below the best (GAD eq. 8-9).

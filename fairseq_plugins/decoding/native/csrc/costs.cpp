@@ -32,7 +32,7 @@ private:
 
 // Accepts the first half of a draft.
 Acceptance accept_half(int64_t width) {
-    return {[width](const float*, int64_t, int64_t offset, int64_t, int64_t) { return 2 * offset < width; }};
+    return {[width](const float*, int64_t, int64_t offset, int64_t, int64_t) { return 2 * offset < width; }, false};
 }
 
 // Adds a measurement. Of several for the same size the minimum is kept.
@@ -50,6 +50,7 @@ Batch synthetic_batch(const Transformer& model, int64_t sentences, int64_t sourc
     batch.limits.max_len = max_len;
     SentenceLimits limits;
     limits.min_len = limits.max_len = max_len;
+    limits.needs_log_probs = false;
     batch.limits.of_sentences.assign(sentences, limits);
     for (int64_t b = 0; b <= sentences; ++b) batch.sources.begins.push_back(b * source_length);
     batch.sources.lengths.assign(sentences, batch.sources.longest = source_length);

@@ -87,7 +87,7 @@ void GreedySearch::run(Batch& batch, const RunOptions& options) {
                 active.clear();
             }
         }
-        worker.learn();
+        worker.finish();
         std::lock_guard<std::mutex> lock(summing);
         for (int stage = 0; stage < STAGES; ++stage) seconds[stage] += worker.seconds[stage];
     });

@@ -13,6 +13,7 @@
 #include "acceptance.h"
 #include "drafter.h"
 #include "policy.h"
+#include "predictor.h"
 
 namespace spec_dec {
 
@@ -20,11 +21,6 @@ namespace spec_dec {
 enum Stage { ENCODE, PREPARE, DRAFT, VERIFY, ACCEPT, OBSERVE, STAGES };
 using StageSeconds = std::array<double, STAGES>;
 double seconds_now();
-
-// Head 1 of blockwise decoding: two layers between the verifier's states and its projection; null for none.
-struct OutputHead {
-    SharedLinear expand, shrink;
-};
 
 // Options of a call that decodes.
 struct RunOptions {

@@ -85,7 +85,7 @@ BestToken best_token(float* scores, const Limits& limits, int64_t sentence, int6
     constrain(scores, 0, limits.vocabulary, limits, sentence, position);
     const int64_t only = limits.only(sentence, position);
     const int64_t best = only >= 0 ? only : choose_token(scores, shift, limits, sentence, position);
-    return {best, scores[best] - shift};
+    return {best, shift};
 }
 
 void to_log_probs(float* scores, const Limits& limits, int64_t sentence, int64_t position) {

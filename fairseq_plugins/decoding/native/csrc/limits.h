@@ -20,6 +20,7 @@ struct SentenceLimits {
     float topp = 0;    // --sampling-topp, 0 for none
     // Tokens that are never chosen, in ascending order, and those that do not begin an output; a prefix has them.
     std::vector<int64_t> suppressed, begin_suppressed;
+    bool needs_log_probs = true;  // of the chosen tokens
 };
 
 struct Limits {
@@ -57,7 +58,7 @@ struct Limits {
 
 struct BestToken {
     int64_t token;
-    float log_prob;  // NaN if a score is
+    float shift;  // subtracted from the scores it gives log-probabilities; NaN if a score is
 };
 
 // Throws std::runtime_error if a score is NaN, with the message of fairseq_plugins/errors.py.

@@ -46,6 +46,10 @@ public:
     // Computes the outputs `first` .. `last`; `first` is a multiple of PANEL.
     virtual void run_outputs(const float* x, int64_t rows, int first, int last, const Target& target) const = 0;
 
+    // Returns how far an output of a row may be from that of the weight in float32, in formats that round such a
+    // weight.
+    virtual float error_bound(const float* /*x*/) const { return 0; }
+
     // Number of rows from which more rows no longer lower the time per row.
     virtual int64_t efficient_rows() const = 0;
 

@@ -55,6 +55,7 @@ void Transformer::check() const {
     check_norm(embedding_norm, width, true);
     check_norm(final_norm, width, true);
     require(!projection || projection->inputs == width, "the projection does not fit the width");
+    if (screen) check_size(screen, width, projection ? projection->outputs : 0, "screen");
 }
 
 void Transformer::embed(int64_t token, float* x) const {

@@ -58,7 +58,9 @@ public:
     Table positions;                             // positional embeddings; empty for none. Later positions have the last
     bool adds_positions_to_every_layer = false;  // --positions-every-layer of drafters
     Norm embedding_norm, final_norm;
-    SharedLinear projection;  // to the vocabulary; null in an encoder
+    SharedLinear projection;    // to the vocabulary; null in an encoder
+    SharedLinear screen;        // the projection in int8, which bounds its scores (predictor.h); null for none
+    bool scores_later = false;  // whether log-probabilities may be computed after tokens (predictor.h)
 
     // Throws std::invalid_argument if the shapes of two parts do not match.
     void check() const;

@@ -81,15 +81,25 @@ void Worker::iterate() {
         batch.accepted[b] = work.accepted[index];
         if (batch.finished[b] && search.policy) search.policy->learn_length(batch.sources.length(b), batch.lengths[b]);
     }
+    const size_t before = work.active.size();
     const auto has_ended = [&](int64_t b) { return batch.finished[b] != 0; };
     work.active.erase(std::remove_if(work.active.begin(), work.active.end(), has_ended), work.active.end());
+    const bool has_finished = work.active.size() < before;
     const bool is_new = search.policy && search.policy->is_new();
     const bool is_due = ++iterations % LEARN_AFTER == 0 || work.active.empty() || is_new;
     if (is_due) learn();
+    if (has_finished || predictor.unscored() >= Predictor::SCORED_AT_ONCE) predictor.score_emitted();
 }
 
 void Worker::drop(int64_t sentence) {
+    // Another sentence may take its place.
+    predictor.score_emitted();
     work.active.erase(std::remove(work.active.begin(), work.active.end(), sentence), work.active.end());
+}
+
+void Worker::finish() {
+    learn();
+    predictor.score_emitted();
 }
 
 void Worker::learn() {
@@ -214,25 +224,11 @@ void Worker::accept() {
     }
 }
 
-void Worker::project(const float* states, int64_t rows, float* to) {
-    const SharedLinear& expand = search.head.expand;
-    if (expand) {
-        const int64_t dim = search.model->width;
-        float* wide = at_least(head_states, rows * (expand->outputs + dim));
-        float* projected = wide + rows * expand->outputs;
-        expand->run(states, rows, wide, Activation::RELU);
-        std::copy_n(states, rows * dim, projected);
-        search.head.shrink->run(wide, rows, projected, Activation::NONE, true);
-        states = projected;
-    }
-    search.model->projection->run(states, rows, to);
-}
-
 // Predicts the tokens after a few rows of each sentence at a time, up to the first rejected token: the vocabulary
 // projection of later rows is not needed.
 void Worker::predict_accepted_rows() {
-    const int64_t dim = search.model->width, vocabulary = search.model->projection->outputs;
-    const int64_t max_rows = search.model->projection->efficient_rows();
+    const int64_t dim = search.model->width, max_rows = search.model->projection->efficient_rows();
+    const bool needs_all = search.acceptance && search.acceptance->reads_log_probs;
     std::vector<size_t> pending(work.active.size()), still_pending;
     std::iota(pending.begin(), pending.end(), 0);
     while (!pending.empty()) {
@@ -240,20 +236,22 @@ void Worker::predict_accepted_rows() {
         const auto next_rows = [&](size_t index) {
             return std::min(rows_each, work.drafts.rows(index) + 1 - work.emitted[index]);
         };
-        int64_t rows = 0;
-        for (const size_t index : pending) rows += next_rows(index);
-        float* states = at_least(next_states, rows * dim);
+        std::vector<int64_t> sentences;
+        for (const size_t index : pending) sentences.insert(sentences.end(), next_rows(index), work.active[index]);
+        float* states = at_least(next_states, sentences.size() * dim);
         for (const size_t index : pending) {
             const float* from = work.rows.x.data() + (work.first_row[index] + work.emitted[index]) * dim;
             states = std::copy_n(from, next_rows(index) * dim, states);
         }
-        float* row = at_least(scores, rows * vocabulary);
-        project(next_states.data(), rows, row);
+        predictor.project(next_states.data(), sentences, needs_all);
         still_pending.clear();
+        int64_t row = 0;
         for (const size_t index : pending) {
-            const int64_t count = next_rows(index);
-            if (emit_accepted(index, count, row)) still_pending.push_back(index);
-            row += count * vocabulary;
+            const int64_t end = row + next_rows(index);
+            bool goes_on = true;
+            for (; goes_on && row < end; ++row) goes_on = emit(index, next_token(index, row), row);
+            if (goes_on) still_pending.push_back(index);
+            row = end;
         }
         pending.swap(still_pending);
     }
@@ -261,57 +259,44 @@ void Worker::predict_accepted_rows() {
 
 // Predicts the tokens after all rows, even after rejected tokens.
 void Worker::predict_all_rows() {
-    const int64_t rows = work.rows.size(), vocabulary = search.model->projection->outputs, dim = search.model->width;
-    const int64_t max_rows = search.model->projection->efficient_rows();
-    float* values = at_least(scores, max_rows * vocabulary);
-    best.resize(rows);
-    work.predicted.resize(rows);
-    for_each_block(rows, max_rows, [&](int64_t first, int64_t count) {
-        project(work.rows.x.data() + first * dim, count, values);
-        for (int64_t row = first; row < first + count; ++row) {
-            best[row] = best_token(values + (row - first) * vocabulary, batch.limits, work.rows.sentence[row],
-                                   work.rows.position[row]);
-            work.predicted[row] = best[row].token;
+    const int64_t max_rows = search.model->projection->efficient_rows(), dim = search.model->width;
+    work.predicted.clear();
+    size_t index = 0;
+    bool goes_on = true;
+    for_each_block(work.rows.size(), max_rows, [&](int64_t first, int64_t count) {
+        const auto sentences = work.rows.sentence.begin() + first;
+        predictor.project(work.rows.x.data() + first * dim, {sentences, sentences + count}, false);
+        for (int64_t row = 0; row < count; ++row) {
+            if (index + 1 < work.active.size() && first + row == work.first_row[index + 1]) {
+                ++index;
+                goes_on = true;
+            }
+            const int64_t token = predictor.best(row, work.rows.position[first + row]);
+            work.predicted.push_back(token);
+            if (goes_on) goes_on = emit(index, token, row);
         }
     });
-    for (size_t index = 0; index < work.active.size(); ++index) {
-        for (bool is_accepted = true; is_accepted;) {
-            const BestToken& next = best[work.first_row[index] + work.emitted[index]];
-            is_accepted = emit(index, next.token, next.log_prob);
-        }
-    }
 }
 
-// Emits the tokens after `rows` rows of a sentence, up to the first rejected draft. Returns whether none was rejected.
-bool Worker::emit_accepted(size_t index, int64_t rows, float* row) {
-    const int64_t b = work.active[index], vocabulary = search.model->projection->outputs;
-    for (int64_t end = work.emitted[index] + rows; work.emitted[index] < end; row += vocabulary) {
-        const int64_t t = work.emitted[index], position = batch.lengths[b] + t;
-        BestToken next;
-        const bool is_drafted = t < work.drafts.count(index);
-        if (search.acceptance && is_drafted) {
-            to_log_probs(row, batch.limits, b, position);
-            const int64_t drafted = work.drafts.token(index, t), forced = batch.limits.forced(b, position);
-            // A forced token may have the score -inf, which argmax would not find.
-            next.token = forced >= 0 ? forced : kernels().argmax(row, vocabulary);
-            const bool is_allowed = forced < 0 && drafted != next.token && row[drafted] > -HUGE_VALF;
-            if (is_allowed && search.acceptance->accepts(row, vocabulary, t, drafted, next.token)) next.token = drafted;
-            next.log_prob = row[next.token];
-        } else {
-            next = best_token(row, batch.limits, b, position);
-        }
-        if (!emit(index, next.token, next.log_prob)) return false;
-    }
-    return true;
+// Returns the next token of a sentence: the best one after a row, or a drafted one that a rule accepts.
+int64_t Worker::next_token(size_t index, int64_t row) {
+    const int64_t t = work.emitted[index], best = predictor.best(row, batch.lengths[work.active[index]] + t);
+    if (!search.acceptance || t >= work.drafts.count(index)) return best;
+    const float* scores = predictor.scores_of(row);
+    const int64_t drafted = work.drafts.token(index, t);
+    const bool is_allowed = drafted != best && scores[drafted] > -HUGE_VALF;
+    const bool is_accepted =
+        is_allowed && search.acceptance->accepts(scores, batch.limits.vocabulary, t, drafted, best);
+    return is_accepted ? drafted : best;
 }
 
-// Emits a token. Returns whether it equals the drafted one and the sentence continues, so that the next row is valid.
-bool Worker::emit(size_t index, int64_t token, float log_prob) {
-    const int64_t b = work.active[index], t = work.emitted[index]++,
-                  column = b * batch.columns + batch.lengths[b] + t + 1;
-    refuse_nan(log_prob);
+// Emits a token after a row. Returns whether it equals the drafted one and the sentence continues, so that the next row
+// is valid.
+bool Worker::emit(size_t index, int64_t token, int64_t row) {
+    const int64_t b = work.active[index], t = work.emitted[index]++, position = batch.lengths[b] + t,
+                  column = b * batch.columns + position + 1;
     batch.tokens[column] = token;
-    batch.log_probs[column] = log_prob;
+    batch.log_probs[column] = predictor.log_prob(row, position, token);
     batch.finished[b] = token == batch.limits.eos;
     const bool was_drafted = t < work.drafts.count(index) && work.drafts.token(index, t) == token;
     work.accepted[index] += was_drafted;

@@ -12,14 +12,18 @@ namespace spec_dec {
 class Worker final : public SearchWorker {
 public:
     Worker(GreedySearch& search, Batch& batch)
-        : search(search), work(batch), batch(batch), counts(search.policy ? search.policy->width : 0) {}
+        : search(search),
+          work(batch),
+          batch(batch),
+          counts(search.policy ? search.policy->width : 0),
+          predictor(*search.model, search.head, batch) {}
 
     void admit(const std::vector<int64_t>& sentences, int64_t batch_size) override;
     void iterate() override;
     void drop(int64_t sentence) override;
 
-    // Passes the survival counts since the last call to the policy.
-    void learn();
+    // Passes survival counts to the policy, and computes the log-probabilities that are left.
+    void finish();
 
     std::vector<int64_t>& active() { return work.active; }
 
@@ -33,11 +37,11 @@ private:
     void accept();
     void predict_all_rows();
     void predict_accepted_rows();
-    void project(const float* states, int64_t rows, float* scores);
-    bool emit_accepted(size_t index, int64_t rows, float* scores);
-    bool emit(size_t index, int64_t token, float log_prob);
+    int64_t next_token(size_t index, int64_t row);
+    bool emit(size_t index, int64_t token, int64_t row);
     void draft_prefix();
     void count_drafts();
+    void learn();
 
     GreedySearch& search;
     Work work;
@@ -45,8 +49,8 @@ private:
     SurvivalCounts counts;
     int64_t iterations = 0;
     Plan plan;
-    Floats scores, head_states, next_states;
-    std::vector<BestToken> best;
+    Predictor predictor;
+    Floats next_states;
 };
 
 }  // namespace spec_dec

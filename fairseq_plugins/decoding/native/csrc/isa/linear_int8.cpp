@@ -131,6 +131,8 @@ struct Int8Weight {
     std::vector<float> scale;         // [outputs]
     std::vector<int32_t> zero_point;  // [outputs], what the zero point of the inputs adds to the sums
     std::vector<float> bias;          // [outputs]
+    // The largest of any output, for a weight in float32: norm of the rounding errors, norm, and magnitude of the bias.
+    float error = 0, norm = 0, largest_bias = 0;
 };
 
 // Computes outputs of ROWS quantized rows of `size` inputs. They begin with the panel `first`, the first of `target`.
@@ -199,6 +201,10 @@ float rounded_scale(float scale) {
     return scale;
 }
 
+void keep_larger(float& largest, float value) {
+    if (!std::isnan(largest) && !(value <= largest)) largest = value;
+}
+
 // Packs a weight. One in float32 is quantized, with 127 steps up to the largest magnitude of each output, as in
 // int8_weights.py.
 Int8Weight pack_int8(const Weight& weight) {
@@ -217,7 +223,16 @@ Int8Weight pack_int8(const Weight& weight) {
     for (int64_t output = 0; output < weight.outputs; ++output, from += inputs) {
         float largest = 0;
         for (int64_t i = 0; i < inputs; ++i) largest = std::max(largest, std::fabs(from[i]));
-        result.scale[output] = rounded_scale(largest > 0 ? largest / 127 : 1.0f / 127);
+        const float scale = result.scale[output] = rounded_scale(largest > 0 ? largest / 127 : 1.0f / 127);
+        float errors = 0, squares = 0;
+        for (int64_t i = 0; i < inputs; ++i) {
+            const float error = from[i] - scale * std::nearbyint(from[i] / scale);
+            errors += error * error;
+            squares += from[i] * from[i];
+        }
+        keep_larger(result.error, std::sqrt(errors));
+        keep_larger(result.norm, std::sqrt(squares));
+        result.largest_bias = std::max(result.largest_bias, std::fabs(result.bias[output]));
     }
     result.numbers = pack_panels<int8_t, GROUP>(weight, [&](int64_t output, float number) {
         const float steps = std::nearbyint(number / result.scale[output]);
@@ -245,6 +260,23 @@ public:
                 });
             });
         });
+    }
+
+    // With the rounded w' and x', w x - w' x' = (w - w') x + w' (x - x'), whose parts are at most the products of norms
+    // (Cauchy-Schwarz). The third term is more than what sums in float32 are off, in any order.
+    float error_bound(const float* x) const override {
+        std::vector<uint8_t> quantized((inputs + GROUP - 1) / GROUP * GROUP);
+        const float scale = quantize_row(x, inputs, quantized.data());
+        double squares = 0, errors = 0;
+        for (int i = 0; i < inputs; ++i) {
+            const double rounded = scale * (static_cast<int8_t>(quantized[i] - ZERO_POINT)), error = x[i] - rounded;
+            squares += static_cast<double>(x[i]) * x[i];
+            errors += error * error;
+        }
+        constexpr float ROUNDING = 0x1p-22f;
+        const auto norm = static_cast<float>(std::sqrt(squares)), error = static_cast<float>(std::sqrt(errors));
+        return 1.001f * (weight.error * norm + (weight.norm + weight.error) * error +
+                         (inputs + 16) * ROUNDING * weight.norm * norm + ROUNDING * weight.largest_bias);
     }
 
     int64_t efficient_rows() const override { return MAX_ROWS; }

@@ -50,14 +50,23 @@ public:
                int64_t min_len, int64_t max_len, float unk_penalty, float temperature, const Maybe<int64_t, 2>& prefix,
                GivenDrafts drafts, const Maybe<float, 3>& encoded, const Maybe<float, 3>& embedding,
                const Maybe<int64_t, 2>& noise_keys, int64_t topk, float topp, const std::vector<int64_t>& suppressed,
-               const std::vector<int64_t>& begin_suppressed) {
+               const std::vector<int64_t>& begin_suppressed, bool needs_log_probs) {
         const auto sentences = static_cast<int64_t>(source.shape(0)), width = static_cast<int64_t>(source.shape(1));
         Limits& limits = batch.limits;
         set_limits(pad, unk, eos, first_token, max_len);
         require(min_len <= max_len, "the lengths are not possible");
-        limits.of_sentences.assign(
-            sentences,
-            {min_len, max_len, unk_penalty, temperature, beam, {}, {}, topk, topp, suppressed, begin_suppressed});
+        limits.of_sentences.assign(sentences, {min_len,
+                                               max_len,
+                                               unk_penalty,
+                                               temperature,
+                                               beam,
+                                               {},
+                                               {},
+                                               topk,
+                                               topp,
+                                               suppressed,
+                                               begin_suppressed,
+                                               needs_log_probs});
         check_suppressed(suppressed, begin_suppressed);
         require(drafts.empty() || static_cast<int64_t>(drafts.size()) == sentences,
                 "the number of drafts differs from that of the sentences");
@@ -186,15 +195,17 @@ public:
     void admit(int64_t id, std::vector<int64_t> source, int64_t min_len, int64_t max_len, float unk_penalty,
                float temperature, int64_t sentence_beam, std::vector<int64_t> prefix,
                std::vector<std::vector<int64_t>> drafts, bool streams, std::vector<int64_t> noise_key, int64_t topk,
-               float topp, std::vector<int64_t> suppressed, std::vector<int64_t> begin_suppressed) {
+               float topp, std::vector<int64_t> suppressed, std::vector<int64_t> begin_suppressed,
+               bool needs_log_probs) {
         check_suppressed(suppressed, begin_suppressed);
         require(noise_key.empty() || noise_key.size() == 4, "a key of the noise has four numbers");
-        opened().admit({id,
-                        std::move(source),
-                        {min_len, max_len, unk_penalty, temperature, sentence_beam, std::move(prefix),
-                         std::move(noise_key), topk, topp, std::move(suppressed), std::move(begin_suppressed)},
-                        std::move(drafts),
-                        streams});
+        opened().admit(
+            {id,
+             std::move(source),
+             {min_len, max_len, unk_penalty, temperature, sentence_beam, std::move(prefix), std::move(noise_key), topk,
+              topp, std::move(suppressed), std::move(begin_suppressed), needs_log_probs},
+             std::move(drafts),
+             streams});
     }
 
     void cancel(int64_t id) { opened().cancel(id); }
@@ -319,7 +330,7 @@ void bind_generator(nb::module_& m) {
              "min_len"_a, "max_len"_a, "unk_penalty"_a, "temperature"_a, "prefix"_a = nb::none(),
              "drafts"_a = GivenDrafts(), "encoded"_a = nb::none(), "embedding"_a = nb::none(),
              "noise_keys"_a = nb::none(), "topk"_a = 0, "topp"_a = 0, "suppressed"_a = std::vector<int64_t>(),
-             "begin_suppressed"_a = std::vector<int64_t>())
+             "begin_suppressed"_a = std::vector<int64_t>(), "needs_log_probs"_a = true)
         .def("run", &Generator::run, "iterations"_a = -1)
         .def("outputs", &Generator::outputs)
         .def("last_iteration", &Generator::last_iteration)
@@ -329,7 +340,7 @@ void bind_generator(nb::module_& m) {
         .def("admit", &Generator::admit, "id"_a, "source"_a, nb::kw_only(), "min_len"_a, "max_len"_a, "unk_penalty"_a,
              "temperature"_a, "beam"_a, "prefix"_a, "drafts"_a, "streams"_a, "noise_key"_a = std::vector<int64_t>(),
              "topk"_a = 0, "topp"_a = 0, "suppressed"_a = std::vector<int64_t>(),
-             "begin_suppressed"_a = std::vector<int64_t>())
+             "begin_suppressed"_a = std::vector<int64_t>(), "needs_log_probs"_a = true)
         .def("cancel", &Generator::cancel, "id"_a)
         .def("load", &Generator::load)
         .def("take", &Generator::take, "seconds"_a)

@@ -42,7 +42,8 @@ Embedding embedding_of(const AnyMatrix& embedding, const Maybe<float, 1>& scales
 std::shared_ptr<Transformer> transformer(std::vector<Layer> layers, const AnyMatrix& embedding, float scale,
                                          const Maybe<float, 2>& positions, bool positions_every_layer,
                                          Norm embedding_norm, Norm final_norm, SharedLinear projection,
-                                         const Maybe<float, 1>& embedding_scales) {
+                                         const Maybe<float, 1>& embedding_scales, SharedLinear screen,
+                                         bool scores_later) {
     auto model = std::make_shared<Transformer>();
     model->width = static_cast<int>(embedding.shape(1));
     model->layers = std::move(layers);
@@ -53,6 +54,8 @@ std::shared_ptr<Transformer> transformer(std::vector<Layer> layers, const AnyMat
     model->embedding_norm = std::move(embedding_norm);
     model->final_norm = std::move(final_norm);
     model->projection = std::move(projection);
+    model->screen = std::move(screen);
+    model->scores_later = scores_later;
     model->check();
     return model;
 }
@@ -84,7 +87,14 @@ void bind_layers(nb::module_& m) {
                 self.run(x.data(), static_cast<int64_t>(x.shape(0)), y.data());
                 return as_numpy(std::move(y));
             },
-            "x"_a, "Apply to x [R, inputs]; return R * outputs numbers.");
+            "x"_a, "Apply to x [R, inputs]; return R * outputs numbers.")
+        .def(
+            "error_bound",
+            [](const Linear& self, const Array<float, 1>& x) {
+                require(static_cast<int>(x.shape(0)) == self.inputs, "the input has another width");
+                return self.error_bound(x.data());
+            },
+            "x"_a, "Return how far an output of x [inputs] may be from that of the weight in float32.");
     m.def("linear", &linear, "weight"_a, "bias"_a.none(), "scale"_a.none(), "format"_a, "batch_invariant"_a);
     nb::class_<Norm>(m, "Norm").def(
         "__init__",
@@ -112,7 +122,7 @@ void bind_layers(nb::module_& m) {
     nb::class_<Transformer>(m, "Transformer");
     m.def("transformer", &transformer, "layers"_a, "embedding"_a, "scale"_a, "positions"_a.none(),
           "positions_every_layer"_a, "embedding_norm"_a, "final_norm"_a, "projection"_a.none(),
-          "embedding_scales"_a.none() = nb::none());
+          "embedding_scales"_a.none() = nb::none(), "screen"_a.none() = nb::none(), "scores_later"_a = false);
 }
 
 }  // namespace spec_dec
