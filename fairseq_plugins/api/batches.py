@@ -1,5 +1,6 @@
 """Decode sentences, given as token ids, in batches of similar length, for several threads."""
 
+import math
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -169,7 +170,10 @@ class BatchDecoder:
         stats = getattr(generator, "stats", None)
         counted = stats.take() if isinstance(stats, RecordedStats) else {}
         for place, of_sentence in zip(sample["id"].tolist(), hypotheses, strict=True):
-            yield place, self._translation(of_sentence[: search.num_hypotheses], counted.get(place, []))
+            yield (
+                place,
+                self._translation(of_sentence[: search.num_hypotheses], counted.get(place, []), search.needs_scores),
+            )
 
     def _stream(self, source: Input, search: CallSearch) -> Generator[Step, None, Translation]:
         """Decode a sentence; yield each iteration, and return the translation."""
@@ -205,24 +209,29 @@ class BatchDecoder:
             finished=step.finished,
         )
 
-    def _translation(self, hypotheses: Sequence[dict[str, Any]], emitted: Sequence[list[int]]) -> Translation:
+    def _translation(
+        self, hypotheses: Sequence[dict[str, Any]], emitted: Sequence[list[int]], has_scores: bool = True
+    ) -> Translation:
         """Return the translation of a sentence.
 
         Args:
             hypotheses: of the sentence, the best first.
             emitted: for each of its samples the tokens that each iteration emitted; one without sampling; empty if
                 nothing was counted.
+            has_scores: whether they have scores.
         """
         hypothesis, *others = hypotheses
         tokens = hypothesis["tokens"].tolist()
         return Translation(
             text=self._text.join(tokens),
             tokens=self._text.symbols(tokens),
-            score=float(hypothesis["score"]),
-            token_scores=hypothesis["positional_scores"].tolist(),
+            score=float(hypothesis["score"]) if has_scores else math.nan,
+            token_scores=hypothesis["positional_scores"].tolist() if has_scores else [math.nan] * len(tokens),
             emitted=emitted[hypothesis.get("sample", 0)] if emitted else None,
             alignment=self._alignment(tokens, hypothesis["alignment"]),
-            alternatives=[self._translation([other], emitted if len(emitted) > 1 else []) for other in others],
+            alternatives=[
+                self._translation([other], emitted if len(emitted) > 1 else [], has_scores) for other in others
+            ],
         )
 
     def _alignment(self, tokens: Sequence[int], pairs: Sequence[tuple[int, int]] | Tensor) -> list[int] | None:

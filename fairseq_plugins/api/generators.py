@@ -42,6 +42,7 @@ class CallSearch:
     alignments: bool
     constraints: str | None  # the order of phrases that outputs contain; None if there are none
     suppressed: SuppressedTokens
+    needs_scores: bool = True
 
     @property
     def samples(self) -> bool:
@@ -173,5 +174,6 @@ def configure(generator: Any, search: CallSearch) -> None:
     search.suppressed.set_in(generator)
     generator.samples, generator.seed = search.beam if search.samples else 0, search.seed
     generator.most_aligned = search.num_hypotheses
+    generator.needs_scores = search.needs_scores
     for name, value in search.options.items():
         setattr(generator, _ATTRIBUTES.get(name, name), not value if name == "unnormalized" else value)

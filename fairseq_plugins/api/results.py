@@ -14,8 +14,8 @@ class Translation:
         text: raw text, subwords joined and detokenised.
         tokens: the subwords, without EOS.
         score: natural logarithm; the sum of `token_scores` divided by their number to the power of `lenpen`, as
-            fairseq normalises it. fairseq-generate prints it divided by ln 2.
-        token_scores: log-probability (natural logarithm) of every token, EOS included.
+            fairseq normalises it. fairseq-generate prints it divided by ln 2. NaN with `return_scores=False`.
+        token_scores: log-probability (natural logarithm) of every token, EOS included; NaN as `score`.
         emitted: tokens that each iteration added, EOS included and the verifier's own among them; their number is
             that of iterations. None for fairseq's own search (`decoder="beam"`), which counts nothing.
         alternatives: the next best hypotheses, the best first, as many as `num_hypotheses` asks for besides this one;

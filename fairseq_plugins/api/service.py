@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError, Future
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from fairseq_plugins.api.jobs import Job, OnStep
@@ -97,6 +98,7 @@ class Service:
         constraints: TargetTexts = None,
         on_step: OnStep | None = None,
         number: int = 0,
+        return_scores: bool = True,
         **options: Unpack[CallOptions],
     ) -> "Future[Translation]":
         """Begin to translate a sentence; return at once.
@@ -107,6 +109,7 @@ class Service:
             on_step: called with each iteration, in a thread of the service: it must not block. Not for decoders that
                 keep several hypotheses.
             number: of the sentence, by which samples differ.
+            return_scores: as for `Model.translate_batch`.
             options: see `CallOptions`; `batch_size` has no meaning here.
 
         Returns:
@@ -118,6 +121,7 @@ class Service:
             ConfigurationError: as for `Model.translate`; for a beam, or a number of samples, above `max_beam`.
         """
         job = self._job(text, drafts, constraints, on_step, number, options)
+        job.search = replace(job.search, needs_scores=return_scores)
         if job.input.is_blank:
             if on_step is not None:
                 on_step(Step([], 0, 0, "", finished=True))

@@ -214,7 +214,7 @@ class ContinuousEngine:
                     symbols,
                     self._first_token,
                 )
-        return model._translation(best, emitted)
+        return model._translation(best, emitted, search.needs_scores)
 
 
 class WholeBatches:

@@ -39,7 +39,9 @@ def router(server: "Server") -> APIRouter:
         asked = await _read(request)
         texts = [asked.q] if isinstance(asked.q, str) else asked.q
         model = server.find_model(request, asked.api_key, texts, asked.source, asked.target)
-        job = TextJob(model, _options(asked, model.beam, model.max_beam), max_sentences=server.settings.max_sentences)
+        limit = server.settings.max_sentences
+        options = _options(asked, model.beam, model.max_beam)
+        job = TextJob(model, options, max_sentences=limit, return_scores=False)
         work = job.translate_html(texts) if asked.format == "html" else job.translate(job.cut(texts))
         results = await until_gone(request, work, server.settings.timeout)
         for result in results:

@@ -147,6 +147,7 @@ class ServedModel:
         on_step: list[OnStep | None],
         options: Any,
         constraints: list[str],
+        return_scores: bool,
     ) -> list["Future[Translation]"]:
         """Begin to translate sentences, all of them or none; raise as `Service.submit`.
 
@@ -169,9 +170,8 @@ class ServedModel:
                 own = service if has_drafts or way != "drafts" else self.service("default")
                 ids = given if has_drafts else None
                 phrases = constraints or None
-                futures.append(
-                    own.submit(sentence, drafts=ids, constraints=phrases, on_step=call, number=number, **options)
-                )
+                asked = {"number": number, "return_scores": return_scores, **options}
+                futures.append(own.submit(sentence, drafts=ids, constraints=phrases, on_step=call, **asked))
         except BaseException:
             for future in futures:
                 future.cancel()

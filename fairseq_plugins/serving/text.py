@@ -42,6 +42,7 @@ class TextJob:
         constraints: phrases that the translation of the only sentence contains.
         max_sentences: of the request.
         splits: whether texts are cut into sentences.
+        return_scores: whether translations need scores.
     """
 
     model: ServedModel
@@ -50,6 +51,7 @@ class TextJob:
     constraints: list[str] = field(default_factory=list)
     max_sentences: int = 256
     splits: bool = True
+    return_scores: bool = True
 
     @property
     def way(self) -> Way:
@@ -92,7 +94,7 @@ class TextJob:
             await asyncio.to_thread(self.model.service, way)
         calls = [None if on_step is None else _numbered(on_step, number) for number in range(len(sentences))]
         drafts = [self._drafts(number) for number in range(len(sentences))]
-        futures = self.model.submit(way, sentences, drafts, calls, self.options, self.constraints)
+        futures = self.model.submit(way, sentences, drafts, calls, self.options, self.constraints, self.return_scores)
         try:
             translated = await asyncio.gather(*map(asyncio.wrap_future, futures))
         finally:

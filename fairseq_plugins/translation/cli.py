@@ -154,6 +154,7 @@ class Translator:
             [words for index in fitting for words in tokens[index]],
             drafts=drafts,
             numbers=numbers,
+            return_scores=args.output_format == "jsonl",
             beam=args.beam,
             num_hypotheses=args.nbest,
             alignments=args.alignments,
