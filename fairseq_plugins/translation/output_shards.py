@@ -104,7 +104,8 @@ class OutputShard:
 
     def close(self) -> None:
         """Release an unfinished shard."""
-        self._file.close()
+        with suppress(OSError):  # closing writes what is buffered, and fails again on a full disk
+            self._file.close()
 
     def finish(self) -> None:
         """Rename the finished shard, and close it."""
