@@ -23,7 +23,7 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.process.output import counted, ignore_hydras_warnings
 from fairseq_plugins.shared.checksums import forget_sum
 from fairseq_plugins.shared.cli import CommandParser, positive, run_command
-from fairseq_plugins.shared.files import nearest_checkpoint, write_atomically
+from fairseq_plugins.shared.files import check_file, nearest_checkpoint, write_atomically
 
 _NUMBERED = re.compile(r"checkpoint(?:_\d+_)?(\d+)\.pt")
 
@@ -126,6 +126,7 @@ def get_parser() -> CommandParser:
 def run(argv: Sequence[str]) -> None:
     """Parse the arguments, average and write."""
     args = get_parser().parse_args(argv)
+    check_file(args.output, "--output")
     inputs = [Path(name) for name in args.inputs]
     files = last_checkpoints(inputs[0], args.last) if len(inputs) == 1 and inputs[0].is_dir() else inputs
     with warnings.catch_warnings():

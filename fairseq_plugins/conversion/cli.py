@@ -15,7 +15,7 @@ from fairseq_plugins.conversion.int8 import write_int8
 from fairseq_plugins.conversion.settings import LoadSettings
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.cli import CommandParser, run_command
-from fairseq_plugins.shared.files import missing_folder
+from fairseq_plugins.shared.files import check_folder, missing_folder
 from fairseq_plugins.shared.languages import find_languages
 
 
@@ -49,6 +49,7 @@ def run(argv: Sequence[str]) -> None:
         raise missing_folder(None, source, "that of a model")
     if os.path.lexists(target):
         raise ConfigurationError(None, target, "exists already", "give another folder")
+    check_folder(target, "OUT")
     if args.ignore and not is_hugging_face(source):
         problem = f"{source} has no settings of Hugging Face"
         raise ConfigurationError("--ignore", args.ignore[0], problem, "leave it out")

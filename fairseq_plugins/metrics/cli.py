@@ -25,7 +25,7 @@ from fairseq_plugins.metrics.significance import Difference, difference, signifi
 from fairseq_plugins.metrics.texts import Text, aligned, read_text
 from fairseq_plugins.process.output import counted
 from fairseq_plugins.shared.cli import CommandParser, positive, run_command
-from fairseq_plugins.shared.files import write_atomically
+from fairseq_plugins.shared.files import check_file, write_atomically
 
 
 def load(args: argparse.Namespace) -> Sample:
@@ -180,6 +180,8 @@ def run(argv: Sequence[str]) -> None:
     """Parse, compute, print, write."""
     args = get_parser().parse_args(argv)
     names = choose(args.metrics)
+    if args.json is not None:
+        check_file(args.json, "--json")
     sample = load(args)
     scores, left_out = compute(names, sample)
     tests = significance(names, sample) if sample.baseline is not None else []

@@ -84,6 +84,14 @@ def check_folder(path: str | Path, option: str) -> None:
         raise unwritable(path, option, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
 
 
+def check_file(path: str | Path, option: str) -> None:
+    """Raise ConfigurationError if `write_atomically` cannot write a file, before the work for it begins."""
+    if os.path.lexists(path) or str(path) == "-":
+        destination(path, option)
+    else:
+        check_folder(path, option)
+
+
 def standard_stream(path: str | Path) -> TextIO | None:
     """Return standard output or error if the path leads to it: a file opened twice would overwrite itself."""
     for stream in (sys.stdout, sys.stderr):

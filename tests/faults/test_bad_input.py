@@ -27,6 +27,7 @@ CASES = re.findall(r"^\$ (.+)\n(.+)\nstatus (\d+)$", TABLE.read_text(encoding="u
 MAINS = {
     "spec-dec-average": "fairseq_plugins.checkpoint.averaging",
     "spec-dec-bench": "fairseq_plugins.benchmarks.benchmark",
+    "spec-dec-convert": "fairseq_plugins.conversion.cli",
     "spec-dec-ddgviz": "fairseq_plugins.pages.ddgviz",
     "spec-dec-distill": "fairseq_plugins.distillation.cli",
     "spec-dec-metrics": "fairseq_plugins.metrics.cli",

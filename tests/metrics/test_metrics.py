@@ -292,7 +292,7 @@ def test_errors(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> N
         (["--hypotheses", f"{folder}/targetless.out"], "has no T- lines to take them from; add --references FILE"),
         ([*hypotheses, "--references", f"{folder}/targetless.out"], "generate output without T- lines; "),
         (["--hypotheses", files.generated, "--references", f"{folder}/short.txt"], "has no sentence 1 (1 "),
-        ([*hypotheses, *references, "--json", f"{folder}/short.txt/x"], "cannot be written (File exists); "),
+        ([*hypotheses, *references, "--json", f"{folder}/short.txt/x"], "short.txt is a file; give a folder"),
     ):
         assert cli.main(arguments) == 2, message
         error = capsys.readouterr().err.strip()
