@@ -185,6 +185,24 @@ def test_an_error_of_a_callers_function_harms_its_sentence_only(service: Service
     assert sound.result(30).text
 
 
+def test_an_error_of_a_batch_harms_the_sentence_that_has_it_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = loaded("greedy", no_compiled_steps=True, threads=1)
+    decode = own._decode
+
+    def fails(inputs: list[Any], *more: Any) -> Any:
+        if any(sentence.number == 2 for sentence in inputs):
+            raise OSError("gone")
+        return decode(inputs, *more)
+
+    monkeypatch.setattr(own, "_decode", fails)
+    with own.service() as service:
+        # The first one is decoded alone, and those that come meanwhile together.
+        futures = [service.submit(TEXTS[0], number=number) for number in range(4)]
+        with pytest.raises(OSError, match="gone"):
+            futures[2].result(30)
+        assert len({future.result(30).text for future in (*futures[:2], futures[3])}) == 1
+
+
 def test_closing_waits_and_then_drops(model: Model) -> None:
     service = model.service()
     short = service.submit(TEXTS[0])
