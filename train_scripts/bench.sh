@@ -29,5 +29,5 @@ else
     if [ -e "$blockwise" ]; then models+=(--blockwise-path "$blockwise"); fi
 fi
 # Set the number of threads first: libraries read it once, when they are loaded.
-OMP_NUM_THREADS=$THREADS python -m fairseq_plugins.benchmarks.benchmark "${models[@]}" --threads "$THREADS" --long --decoders all --profile \
+OMP_NUM_THREADS=$THREADS python -m fairseq_plugins.benchmarks.benchmark "${models[@]}" --long --decoders all --profile \
     --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" --timing-batch-sizes "$BATCH_SIZES" --results "$results" "$@"

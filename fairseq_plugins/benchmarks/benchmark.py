@@ -19,7 +19,7 @@ from typing import Any
 
 from fairseq_plugins.benchmarks import ctranslate, replay, tables
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, GREEDY, Contender, lossy_note, reference_of
-from fairseq_plugins.benchmarks.measuring import Plan, Row, bleu_signature, drafting_notes, measure, profiles
+from fairseq_plugins.benchmarks.measuring import Plan, Row, bleu_signature, measure, profiles
 from fairseq_plugins.benchmarks.setting import Setting, configure
 from fairseq_plugins.checkpoint.session import precision
 from fairseq_plugins.decoding.recording.profile import Profile
@@ -48,7 +48,6 @@ def notes(setting: Setting, contenders: Sequence[Contender], rows: Sequence[Row]
         f"search) at batch size {plan.batch_sizes[0]}; × greedy is over our greedy decoding.",
         *([LONG_NOTE] if args.long else []),
         f"Lossless by construction: {lossless}.",
-        *drafting_notes(rows, contenders, plan.batch_sizes),
         f"Precision: {kind}. {guarantee(kind)}",
         *lossy_note(contenders),
     ]

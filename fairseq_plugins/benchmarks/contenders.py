@@ -31,12 +31,6 @@ class Contender:
     reference: str = BEAM_1  # name of the row to compare the output with
 
     @property
-    def drafts(self) -> bool:
-        """Whether this is one of our decoders that drafts and verifies."""
-        spec = next((spec for spec in METHODS if spec.name == self.decoder), None)
-        return spec is not None and spec.build is not None and spec.runs_verifier and not spec.drafts.startswith("none")
-
-    @property
     def int8(self) -> bool:
         """Whether weights are rounded to int8, which may change the output."""
         return bool(self.task_options.get("int8")) or self.compute_type == "int8"

@@ -9,7 +9,7 @@ import sacrebleu
 from tqdm import tqdm
 
 from fairseq_plugins.benchmarks.bench import Bench, Tokens
-from fairseq_plugins.benchmarks.contenders import BEAM_1, GREEDY, Contender, reference_of
+from fairseq_plugins.benchmarks.contenders import BEAM_1, Contender, reference_of
 from fairseq_plugins.checkpoint.session import precision
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.recording.profile import Profile
@@ -50,21 +50,6 @@ def speed_up(row: Row, baseline: Row, batch_size: int) -> float | None:
     """Return how many times faster `row` is than `baseline` at one batch size."""
     ours, theirs = row.rate(batch_size), baseline.rate(batch_size)
     return ours / theirs if ours and theirs else None
-
-
-def drafting_notes(rows: Sequence[Row], contenders: Sequence[Contender], batch_sizes: Sequence[int]) -> list[str]:
-    """Return a line for every batch size at which greedy decoding is faster than every lossless decoder that drafts."""
-    drafting = {contender.name for contender in contenders if contender.lossless and contender.drafts}
-    lines = []
-    for size in batch_sizes:
-        rates = {row.name: row.rate(size) or 0.0 for row in rows}
-        fastest, name = max(((rate, name) for name, rate in rates.items() if name in drafting), default=(0.0, ""))
-        if rates.get(GREEDY, 0.0) > fastest > 0:
-            lines.append(
-                f"At batch size {size}, {GREEDY} ({rates[GREEDY]:.1f} sentences/s) is faster than every lossless "
-                f"decoder that drafts: the fastest, {name}, has {fastest:.1f}."
-            )
-    return lines
 
 
 def count_identical(outputs: Mapping[int, Tokens], reference: Mapping[int, Tokens]) -> int:

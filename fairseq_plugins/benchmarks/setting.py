@@ -54,7 +54,6 @@ def get_parser(contenders: Sequence[Contender]) -> CommandParser:
     add("--timing-seconds", type=not_negative, default=0.0, metavar="S", help=again)
     sizes = "batch sizes to time (default: 1,16)"
     add("--timing-batch-sizes", type=positive_list, default=[1, 16], metavar="N,N", help=sizes)
-    add("--threads", type=positive, metavar="N", help="threads on the CPU (default: OMP_NUM_THREADS)")
     add = parser.add_argument_group("random weights").add_argument
     shape = "measure the speed of a Transformer of this size, with random weights and simulated drafts; needs neither "
     shape += "DATA nor --path"
@@ -134,8 +133,6 @@ def configure(argv: Sequence[str]) -> Setting:
     cfg = as_config(args)
     check_paths(cfg, args.blockwise_path)
     reset_decoder(cfg)
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
     usual = rows if replaying or args.decoders == "all" else CONTENDERS
     contenders = choose(None if args.decoders == "all" else args.decoders, rows, usual, precision(cfg))
     return Setting(args, Bench(cfg, args.blockwise_path, converted, args.sentences), contenders)

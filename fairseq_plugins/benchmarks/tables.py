@@ -1,11 +1,11 @@
-"""The tables of `spec-dec-bench`: a short one, and with --long output, speed, speed-ups and latency."""
+"""The tables of `spec-dec-bench`: a short one, and with --long output, speed and latency."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 
-from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, CTRANSLATE2_GREEDY, GREEDY
+from fairseq_plugins.benchmarks.contenders import GREEDY
 from fairseq_plugins.benchmarks.measuring import Row, speed_up
 from fairseq_plugins.shared.display import shown, table
 
@@ -34,7 +34,7 @@ def short(rows: Sequence[Row], batch_sizes: Sequence[int]) -> list[Column]:
 
 
 def long(rows: Sequence[Row], batch_sizes: Sequence[int]) -> list[tuple[str, str]]:
-    """Return title and table of output, speed, speed-ups, and latency if batch size 1 was timed."""
+    """Return title and table of output, speed, and latency if batch size 1 was timed."""
     output: list[Column] = [
         ("lossless", lambda row: "yes" if row.lossless else "no, int8" if row.lossy else ""),
         *by_batch(batch_sizes, lambda row, size: f"{row.identical_timed[size]} of {row.timed_sentences}", "same, "),
@@ -45,9 +45,6 @@ def long(rows: Sequence[Row], batch_sizes: Sequence[int]) -> list[tuple[str, str
         ("Output", table_of(rows, output)),
         ("Speed", table_of(rows, by_batch(batch_sizes, _rates), "sentences/s")),
     ]
-    for baseline in baselines(rows):
-        over = by_batch(batch_sizes, partial(_speed_up_over, baseline))
-        tables.append((f"Speed-up over {baseline.name}", table_of(rows, over, f"× {baseline.name}")))
     if 1 in batch_sizes:
         latency = [(f"p{percent}", _percentile(percent)) for percent in PERCENTILES]
         tables.append(("Latency", table_of(rows, latency, "ms per sentence, batch 1")))
@@ -61,10 +58,6 @@ def by_batch(batch_sizes: Sequence[int], cell: Callable[[Row, int], str], title:
 
 def _at(batch_size: int, cell: Callable[[Row, int], str]) -> Callable[[Row], str]:
     return lambda row: cell(row, batch_size)
-
-
-def _speed_up_over(baseline: Row, row: Row, batch_size: int) -> str:
-    return shown(speed_up(row, baseline, batch_size), ".2f")
 
 
 def compared_with(rows: Sequence[Row]) -> list[str]:
@@ -82,11 +75,6 @@ def _same_as(reference: str) -> Column:
         return f"{row.identical} of {row.sentences}" if row.reference == reference else "-"
 
     return f"same as {reference.removeprefix('fairseq ')}", cell
-
-
-def baselines(rows: Sequence[Row]) -> list[Row]:
-    """Return the measured rows that others are compared with."""
-    return [row for name in (BEAM_5, BEAM_1, CTRANSLATE2_GREEDY) for row in rows if row.name == name]
 
 
 def speed_ups(rows: Sequence[Row], batch_size: int) -> list[Column]:

@@ -34,7 +34,7 @@ def test_measures_output_speed_and_profile(corpus: Corpus, tmp_path: Path, capsy
     pytest.importorskip("ctranslate2")
     names = f"{CTRANSLATE2_GREEDY},nat,gad,iad,gad fp32 drafts,gad int8,greedy int8"
     arguments = [str(corpus.data), "--path", str(corpus.verifier), "--drafter-path", str(corpus.drafter), "--cpu"]
-    arguments += ["--repeats", "2", "--timing-sentences", "6", "--timing-batch-sizes", "1,4", "--threads", "1"]
+    arguments += ["--repeats", "2", "--timing-sentences", "6", "--timing-batch-sizes", "1,4"]
     assert benchmark.main([*arguments, "--decoders", names, "--long", "--profile", "--results", str(tmp_path)]) == 0
 
     rows = _rows(tmp_path)
@@ -54,13 +54,13 @@ def test_measures_output_speed_and_profile(corpus: Corpus, tmp_path: Path, capsy
 
     printed, log = capsys.readouterr()
     text = (tmp_path / "table.md").read_text(encoding="utf-8")
-    for title in ("Output", "Speed", f"Speed-up over {BEAM_1}", "Latency", "Where the time goes: gad"):
+    for title in ("Output", "Speed", "Latency", "Where the time goes: gad"):
         assert f"## {title}" in printed and f"## {title}" in text
     assert re.search(r"^\| gad int8 +\| +no, int8 \|", text, re.MULTILINE)
     assert re.search(r"^\| gad +\| +yes \|", text, re.MULTILINE)
     note = "Lossy, weights rounded to int8, the output may differ from that in fp32: greedy int8, gad int8."
     assert note in text and note in printed
-    assert "1 threads" in text and "CTranslate2 4" in text and "Command: spec-dec-bench " in text
+    assert " threads" in text and "CTranslate2 4" in text and "Command: spec-dec-bench " in text
     assert "dictionaries of source and target differ: left out iad" in log
     converted = [folder.name for folder in (tmp_path / "ctranslate2").iterdir()]
     assert len(converted) == 1 and not converted[0].endswith(".partial")
@@ -112,7 +112,6 @@ def test_tables() -> None:
     long = {title: cells(text) for title, text in tables.long(rows, [1, 16])}
     assert long["Output"][3] == ["gad", "yes", "2 of 10", "2 of 10", "-", "-"]
     assert long["Speed"][3] == ["gad", "5.0 (2.5–10.0)", "40.0 (40.0–40.0)"]
-    assert [row[1:] for row in long[f"Speed-up over {BEAM_1}"][1:]] == [["0.50"] * 2, ["1.00"] * 2, ["2.00"] * 2]
     assert long["Latency"][3] == ["gad", "510.0", "910.0", "1000.0"]
 
 
