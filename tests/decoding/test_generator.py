@@ -1,6 +1,5 @@
 """Drafting and verifying give exactly the output of fairseq's own generator at beam 1."""
 
-import math
 import random
 import time
 from dataclasses import replace
@@ -9,19 +8,16 @@ from itertools import chain, takewhile
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.reference.drafters import NoDrafter
 from fairseq_plugins.decoding.reference.engine import Engine
-from fairseq_plugins.decoding.reference.search.rules import TopBeta
 from tests.decoding.test_accepted_drafts import Batch
 from tests.errors import error_about
 from tests.strategies import UNSHRUNK, example_count
 from tests.support import (
     Options,
-    Script,
     ScriptedDrafter,
     always_wrong,
     assert_same_output,
@@ -153,43 +149,6 @@ def test_outputs_of_maximum_position(learned: bool, drafter_positions: int, bloc
     assert max(len(tokens) for tokens in ids(expected)) == 20
     drafted, _ = decode([verifier], task, sample, Options("gad", block_size), drafter, max_len_b=200)
     assert_same_output(drafted, expected)
-
-
-def test_relaxed_acceptance_stays_within_fairseqs_limits(known: Known) -> None:
-    """Output has no pad, no EOS before the minimum length and no tokens beyond the maximum."""
-    script: Script = lambda sentence, done, width: [[EOS, 1, 5][(sentence + i) % 3] for i in range(width)]  # noqa: E731
-    drafted, _ = decode(
-        [known.verifier],
-        known.task,
-        known.sample,
-        ScriptedDrafter(script, 6),
-        rule=TopBeta(1000, math.inf),
-        min_len=5,
-        max_len_b=8,
-    )
-    for tokens in ids(drafted):
-        assert 6 <= len(tokens) <= 9 and tokens[-1] == EOS and EOS not in tokens[:-1] and 1 not in tokens
-
-
-def test_scores_of_relaxed_output_are_the_verifiers(known: Known) -> None:
-    """Tokens that are not the best have the verifier's log-probability."""
-    script: Script = lambda sentence, done, width: [5 + (done + i) % 7 for i in range(width)]  # noqa: E731
-    drafted, _ = decode(
-        [known.verifier], known.task, known.sample, ScriptedDrafter(script, 4), rule=TopBeta(5, 50.0), max_len_b=20
-    )
-    assert ids(drafted) != known.outputs
-    for row, hypothesis in enumerate(drafted):
-        tokens = hypothesis[0]["tokens"]
-        previous = torch.cat([torch.tensor([EOS]), tokens[:-1]])[None]
-        source = known.sample["net_input"]["src_tokens"][row : row + 1, -SOURCE_LENGTHS[row] - 1 :]
-        with torch.no_grad():
-            logits = known.verifier(source, torch.tensor([source.size(1)]), previous)[0]
-        logits[..., 1] = -math.inf
-        expected = logits.log_softmax(-1)[0].gather(1, tokens[:, None])[:, 0]
-        unconstrained = slice(1, 20)  # the first token may not be EOS, the 21st must
-        torch.testing.assert_close(
-            hypothesis[0]["positional_scores"][unconstrained], expected[unconstrained], atol=2e-2, rtol=0
-        )
 
 
 def test_minimum_length_above_the_maximum_is_refused(known: Known) -> None:

@@ -123,13 +123,6 @@ def test_int8_products_of_any_size(exponent: int, **sizes: Any) -> None:
         assert torch.equal(apply(layer, x[row : row + 1]), expected[row : row + 1])
 
 
-def test_int8_rounds_by_less_than_a_percent() -> None:
-    x, weight, bias = drawn(50, 512, 300, True, 1)
-    exact = F.linear(x, weight, bias)
-    error = apply(make(weight, bias, FORMATS.INT8), x) - exact
-    assert 1e-4 < error.std() / exact.std() < 0.02
-
-
 def test_int8_sums_of_many_inputs_are_exact() -> None:
     """The largest sums, 127 times 127 for each of 20,001 inputs, which 24 bits do not hold."""
     weight = torch.ones(17, 20001)

@@ -62,21 +62,6 @@ def drafts_with_rate(rate: float, count: int = 1000, width: int = WIDTH) -> tupl
     return drafted, accepted
 
 
-@pytest.mark.parametrize(
-    ("rate", "step", "draft", "verify", "width"),
-    [
-        (0.99, (1.0, 0.1), (0.1, 0.0), (1.0, 0.0), WIDTH),  # certain drafts, with free rows
-        (0.01, (1.0, 0.1), (0.2, 0.02), (1.0, 0.1), None),  # rejected drafts
-        (0.95, (1.0, 1.0), (0.2, 0.02), (1.0, 1.0), None),  # rows that cost as much as a step
-    ],
-)
-def test_drafts_that_pay(rate: float, step: tuple, draft: tuple, verify: tuple, width: int | None) -> None:
-    policy = make_policy(step, draft, verify)
-    policy.learn(*drafts_with_rate(rate))
-    plan = policy.plan(1)
-    assert plan.is_faster == (width is not None) and width in (None, plan.width)
-
-
 def test_a_large_batch_verifies_fewer_tokens_than_a_small_one() -> None:
     """Rows are nearly free until a call has 16 of them."""
     policy = make_policy()

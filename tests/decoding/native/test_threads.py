@@ -7,7 +7,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 
 import fairseq_plugins.decoding.native
 from fairseq_plugins.decoding.native.model import NativeWeights
+from tests.api.test_forks import status_of_fork
 from tests.decoding.native.random_models import make_random
 from tests.strategies import UNSHRUNK, example_count
 from tests.support import Options, ids, make_drafter, make_generator, make_sample, make_task, make_transformer, scores
@@ -135,37 +135,14 @@ def test_forks_while_other_threads_decode(cases: list[Case]) -> None:
     for worker in workers:
         worker.start()
     try:
-        ended = [_status(_forked(lambda: own.run(sample) == expected), seconds=8) for _ in range(10)]
+        twice = [expected] * 2
+        ended = [status_of_fork(lambda: [own.run(sample), own.run(sample)] == twice, seconds=8) for _ in range(10)]
         assert ended == [0] * 10
         assert own.run(sample) == expected
     finally:
         stop.set()
         for worker in workers:
             worker.join()
-
-
-def _forked(holds: Callable[[], bool]) -> int:
-    """Fork a process that exits with status 0 if `holds` returns true."""
-    process = os.fork()
-    if process == 0:
-        status = 3
-        try:
-            status = 0 if holds() and holds() else 1
-        finally:
-            os._exit(status)
-    return process
-
-
-def _status(process: int, seconds: float) -> int:
-    """Return the exit status of a child, which is killed if it takes too long."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        ended, status = os.waitpid(process, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(process, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
 class Interrupted(Exception):
