@@ -98,16 +98,25 @@ def test_a_client_that_leaves_amid_its_request_is_no_error(client: Client, caplo
 
 
 def test_a_full_server_refuses_at_once(client: Client, served: ServedModel) -> None:
+    beams = {"text": SECRET, "target": "de", "options": {"beam": 2}}  # decoded in another batch
+    client.post("/v1/translate", beams)
     held = client.send("/v1/translate", {**LONG, "text": 2 * LONG["text"]})
     client.wait_until(lambda: served.sentences == 16)
     started = time.monotonic()
     status, headers, answer = client.ask("POST", "/translate", {"q": SECRET, "target": "de"})
     assert time.monotonic() - started < 2
     assert (status, headers["retry-after"]) == (503, "1") and "is busy; try again later" in answer["error"]
+    assert client.ask("POST", "/v1/translate", beams)[0] == 503
     assert client.get("/health") == {"status": "ok"}
     held.close()
     client.wait_until(lambda: served.sentences == 0, 10)
     assert client.post("/translate", {"q": SECRET, "target": "de"})["translatedText"]
+
+
+def test_of_a_request_with_a_wrong_sentence_none_is_decoded(client: Client, served: ServedModel) -> None:
+    status, _, answer = client.ask("POST", "/v1/translate", {**LONG, "text": [SECRET, "a " * 1500]})
+    assert status == 400 and "the model reads at most" in answer["error"]
+    assert served.sentences == 0
 
 
 def test_making_a_service_of_another_way_holds_up_nobody(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
