@@ -1,6 +1,8 @@
 """`wrap`: which options it takes, and what it leaves as it was."""
 
+import gc
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +43,18 @@ def test_the_last_decoder_counts_and_beam_is_the_tasks_own() -> None:
         hypotheses = task.inference_step(generator, [model], sample)
         assert ids(hypotheses) == ids(fairseq_greedy([model], task, sample, max_len_b=20))
     assert type(wrap(task, decoder="beam").build_generator([model], Namespace())) is SequenceGenerator
+
+
+@pytest.mark.parametrize(("option", "lines"), [("stats_file", 2), ("trace_file", 3)])
+def test_files_of_results_are_there_once_the_generator_is_gone(tmp_path: Path, option: str, lines: int) -> None:
+    model, sample, file = make_transformer(make_task()), make_sample(make_task(), [5, 3]), tmp_path / "results"
+    task: Any = wrap(make_task(), decoder="iad", **{option: str(file)})  # type: ignore[arg-type]
+    generator = task.build_generator([model], Namespace(max_len_b=9))
+    task.inference_step(generator, [model], sample)
+    assert not file.exists()
+    del generator
+    gc.collect()
+    assert len(file.read_text().splitlines()) == lines
 
 
 @pytest.mark.parametrize(("options", "learned"), [({}, False), ({}, True), ({"no_compiled_steps": True}, True)])
