@@ -1,7 +1,9 @@
 """`spec-dec-convert --int8`: a quarter of the size, and the output of `--int8` in decoding."""
 
+import pickle
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +36,21 @@ def test_rounding_again_changes_nothing() -> None:
     assert (again.double() == rounded.double() * scale.double()[:, None]).all()
     assert all(map(torch.equal, round_to_int8(again), (rounded, scale)))
     assert ((again - weight).abs() <= scale[:, None] * 0.501).all() and (rounded.abs().amax(1)[1:] == 127).all()
+
+
+@pytest.mark.parametrize(
+    ("rounded", "scale"),
+    [
+        (torch.ones(2, 3).to(torch.int8), torch.ones(1)),  # which kernels would read beyond its end
+        (torch.ones(2, 3).to(torch.int8), torch.ones(2).half()),
+        (torch.ones(2, 3), torch.ones(2)),
+        (torch.ones(2).to(torch.int8), torch.ones(2)),
+        (3, 4.0),
+    ],
+)
+def test_damaged_weights_are_refused(rounded: Any, scale: Any) -> None:
+    with pytest.raises(pickle.UnpicklingError, match="not int8 with a scale of each row"):
+        restored(rounded, scale)
 
 
 @pytest.mark.parametrize(
