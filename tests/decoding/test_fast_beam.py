@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.errors import ConfigurationError
 from tests.cases import Case, cases
+from tests.decoding.native.test_rules import with_fixed_scores
 from tests.decoding.test_lossless import random_prefixes
 from tests.errors import error_about
-from tests.strategies import UNSHRUNK, example_count
+from tests.strategies import DETERMINISTIC, UNSHRUNK, example_count
 from tests.support import (
     Options,
     assert_same_hypotheses,
@@ -76,6 +77,17 @@ def test_a_large_batch(beam: int) -> None:
     output, _ = decode([model], task, sample, FAST_BEAM, beam_size=beam, max_len_b=30)
     assert_same_hypotheses(output, fairseq_beam([model], task, sample, beam, max_len_b=30))
     assert all(len(every) == beam for every in output)
+
+
+@settings(DETERMINISTIC, max_examples=example_count(20))
+@given(values=st.lists(st.sampled_from([-1, -1, -1, 0]), min_size=20, max_size=20), beam=st.integers(2, 7))
+def test_of_equal_scores_the_first_tokens_are_the_best(values: list[int], beam: int) -> None:
+    """PyTorch leaves their order open. The kernels' must not depend on their parts of the vocabulary."""
+    task = make_task(24)
+    model = with_fixed_scores(make_transformer(task, 1), torch.tensor([-torch.inf, 0, -9, -torch.inf, *values]))
+    output, _ = decode([model], task, make_sample(task, [3]), FAST_BEAM, beam_size=beam, max_len_b=1)
+    best = sorted(range(20), key=lambda word: -values[word])[:beam]
+    assert [hypothesis["tokens"].tolist() for hypothesis in output[0]] == [[4 + word, EOS] for word in best]
 
 
 @pytest.mark.parametrize("engine", list(ENGINES))

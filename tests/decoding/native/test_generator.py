@@ -111,6 +111,14 @@ def test_valid_calls_run() -> None:
     assert all(len(tokens) <= 13 for tokens in greedy().encoded(embedding=None).run())
 
 
+@pytest.mark.parametrize("decoder", ["greedy", "fast-beam"])
+def test_reward_of_unknown_words_behind_better_chunks(decoder: str) -> None:
+    """Beam search skips chunks of the vocabulary whose scores are too low."""
+    call = Call(Options(decoder), [make_transformer(make_task(1100), 1)], beam=3)
+    call.batch |= {"unk": 1050, "unk_penalty": -50.0}
+    assert [tokens[0] for tokens in call.run()] == [1050] * 3
+
+
 # ------------------------------------------------------------------------------------------------- generators
 
 

@@ -63,8 +63,8 @@ def assert_in_bins(counts: list[list[float]], seen: list[tuple[int, float]]) -> 
 
 @settings(UNSHRUNK, max_examples=example_count(60))
 @given(
-    context=st.sampled_from(["tokens", "features"]),
-    sources=st.lists(st.integers(0, 9), min_size=1, max_size=4),
+    kind=st.sampled_from(["features", "full", "prefix-causal"]),
+    sources=st.lists(st.one_of(st.integers(0, 9), st.integers(10, 40)), min_size=1, max_size=4),
     width=st.integers(1, 6),
     vocabulary=st.integers(9, 200),
     rank=st.sampled_from([0, 1, 3, 20]),
@@ -72,10 +72,11 @@ def assert_in_bins(counts: list[list[float]], seen: list[tuple[int, float]]) -> 
     share=st.sampled_from([1.0, 0.7]),
     copies=st.booleans(),
     learned=st.booleans(),
+    min_len=st.sampled_from([1, 40]),
     seed=st.integers(0, 99),
 )
 def test_kernels_choose_the_same_path_as_pytorch(
-    context: str,
+    kind: str,
     sources: list[int],
     width: int,
     vocabulary: int,
@@ -84,6 +85,7 @@ def test_kernels_choose_the_same_path_as_pytorch(
     share: float,
     copies: bool,
     learned: bool,
+    min_len: int,
     seed: int,
 ) -> None:
     """Accepts every draft, so that outputs consist of drafts, and compares their probabilities.
@@ -92,12 +94,13 @@ def test_kernels_choose_the_same_path_as_pytorch(
     """
     task = make_task(vocabulary)
     verifier = make_transformer(task, seed)
-    sizes = {"transition_rank": rank, "transition_state": state if rank else 0, "drafter_context": context}
+    reads = {"drafter_context": kind} if kind == "features" else {"drafter_attention": kind}
+    sizes = {"transition_rank": rank, "transition_state": state if rank else 0}
     positions = {"decoder_learned_pos": learned, "max_target_positions": 12 if learned else 64}
-    drafter = make_drafter(task, seed + 1, verifier=verifier, src_embedding_copy=copies, **positions, **sizes)
+    drafter = make_drafter(task, seed + 1, verifier=verifier, src_embedding_copy=copies, **positions, **sizes, **reads)
     torch.nn.init.normal_(drafter.decoder.mask_vector)
     drafter.decoder.target_counts[:] = torch.arange(vocabulary) + 1
-    sample, search = make_sample(task, sources, seed), {"max_len_b": 20}
+    sample, search = make_sample(task, sources, seed), {"max_len_b": min_len + 9, "min_len": min_len}
     how = Options("gad++", width, top_beta=vocabulary, tau=float("inf"), draft_vocabulary=share, fp32_drafts=True)
     in_pytorch = replace(how.context([verifier], drafter, task, Engine()), is_traced=True)
     assert how.spec.build is not None

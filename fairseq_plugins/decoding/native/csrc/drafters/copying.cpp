@@ -70,7 +70,7 @@ int64_t CopyDrafter::common_suffix(const Text& text, int64_t end, const int64_t*
     for (; count < max_match && count < end && count < length; ++count) {
         if (text.tokens[end - 1 - count] != output[length - 1 - count]) return count;
     }
-    return count < max_match && count == end && count == length && !text.is_output ? count + 1 : count;
+    return count < max_match && count == end && count == length ? count + 1 : count;
 }
 
 CopyDrafter::Match CopyDrafter::find(std::vector<Text>& texts, const int64_t* output, int64_t length) const {
@@ -83,7 +83,6 @@ CopyDrafter::Match CopyDrafter::find(std::vector<Text>& texts, const int64_t* ou
             const int64_t count = common_suffix(text, end, output, length);
             const int64_t score = is_nearest ? MATCH_WEIGHT * count - std::abs(end - length - text.shift) : count;
             if (score > best_score || (is_recent && count > 0 && score == best_score)) {
-                second = best_score;
                 best_score = score;
                 best = {text, end, count};
             } else {
