@@ -178,7 +178,7 @@ def own(folder: Path, shape: Shape, beam: int, decoder: str, **options: Any) -> 
 
     def decode(sources: list[list[int]]) -> list[list[int]]:
         texts = [[names[number] for number in source] for source in sources]
-        translations = model.translate_batch(texts, batch_size=len(texts), **search)
+        translations = model.translate_batch(texts, batch_size=len(texts), return_scores=False, **search)
         return [[numbers[token] for token in translation.tokens] for translation in translations]
 
     return decode
