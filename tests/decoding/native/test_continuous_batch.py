@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ DECODERS = {
     "features": lambda: trained(drafter_context="features"),
     "heads": heads,
     "reuse": copies,
+    "reuse in full": lambda: Call(Options("reuse")),
     "jacobi": lambda: Call(Options("jacobi")),
     "hybrid-jacobi": lambda: Call(Options("hybrid-jacobi", 4, jacobi_pool=True)),
     "iad": lambda: Call(Options("iad", iad_lookup="recent")),
@@ -85,7 +87,7 @@ def alone(call: Call, wanted: dict[str, Any]) -> Any:
         noise_keys=torch.tensor([wanted["noise_key"]]) if wanted["noise_key"] else None,
     )
     if call.parts["beam"]:
-        return [flat(hypothesis) for hypothesis in made.run_beams()[0][0]]  # of the only sentence
+        return without_arrays(made.run_beams()[0])  # of the only sentence
     drafts, has_ended = [], False
     while not has_ended:
         has_ended = made.run(1)
@@ -94,16 +96,15 @@ def alone(call: Call, wanted: dict[str, Any]) -> Any:
     return tokens.tolist(), log_probs.tolist(), emitted, drafts
 
 
-def flat(hypothesis: tuple[Any, Any, float]) -> tuple[list[int], list[float], float]:
-    tokens, log_probs, score = hypothesis
-    return tokens.tolist(), log_probs.tolist(), score
+def without_arrays(output: tuple[list[tuple], int]) -> tuple[list[tuple], int]:
+    """Return the hypotheses and the number of steps of a beam search, in numbers that can be compared."""
+    hypotheses, steps = output
+    return [(tokens.tolist(), log_probs.tolist(), score) for tokens, log_probs, score in hypotheses], steps
 
 
 def tokens_of(call: Call, output: Any) -> list[list[int]]:
     """Return the tokens of all hypotheses of an event, or of `alone`."""
-    if not call.parts["beam"]:
-        return [list(output[0])]
-    hypotheses = output[0] if isinstance(output, tuple) else output
+    hypotheses = output[0] if call.parts["beam"] else [output]
     return [list(hypothesis[0]) for hypothesis in hypotheses]
 
 
@@ -147,7 +148,7 @@ def test_output_is_that_of_the_sentence_alone(name: str) -> None:
     for number, sentence in enumerate(wanted):
         expected = alone(call, sentence)
         if call.parts["beam"]:
-            assert [flat(hypothesis) for hypothesis in ends[number][0]] == expected
+            assert without_arrays(ends[number]) == expected
             continue
         tokens, log_probs, emitted = ends[number]
         assert tokens.tolist() == expected[0] and sum(emitted) == len(tokens)
@@ -210,7 +211,7 @@ def test_sentences_in_the_places_of_cancelled_ones_have_their_own_scores() -> No
     while left:
         for number, output, _, _ in events_until(made, 1):
             if number in left:  # some of the endless ones end before they are cancelled
-                assert (output[0].tolist(), output[1].tolist()) == alone(call, left.pop(number))[:2]
+                assert (output[0].tolist(), output[1].tolist(), output[2]) == alone(call, left.pop(number))[:3]
 
 
 @pytest.mark.parametrize("make", [greedy, beams])
@@ -248,13 +249,40 @@ def test_an_error_of_one_sentence_harms_no_other(decoder: str) -> None:
     for number, sentence in enumerate(wanted):
         output, error = ends[number]
         assert error is None
-        found = [flat(hypothesis) for hypothesis in output[0]] if decoder == "beams" else output[0].tolist()
+        found = without_arrays(output) if decoder == "beams" else output[0].tolist()
         assert found == (alone(call, sentence) if decoder == "beams" else alone(call, sentence)[0])
         steps = [tokens for id_, tokens, iteration, _ in events if id_ == number and iteration is not None]
         assert decoder == "beams" or [token for tokens in steps for token in tokens] == found
     for number in (-5, -15, -25):
         output, error = ends[number]
         assert output is None and "NaN" in error[0] and not error[1]
+
+
+def test_cancelling_while_sentences_are_decoded_again_after_an_error() -> None:
+    model = make_transformer(make_task(VOCABULARY), 1)
+    model.encoder.embed_tokens.weight.data[BROKEN] = torch.nan
+    call = Call(Options("greedy"), [model])
+    made = opened(call, threads=1)
+    endless = {**sentences(call, 1)[0], "min_len": MAX_LEN, "max_len": MAX_LEN, "prefix": [], "source": [5, 9, EOS]}
+    for number in range(1, 20):
+        admit(made, number, endless)
+        admit(made, -number, {**endless, "source": [5, BROKEN, EOS]})
+        time.sleep(number * 5e-4)  # the first one is decoded again then, or once more
+        made.cancel(number)
+        deadline = time.monotonic() + 10
+        while made.load() != (0, 0):
+            assert time.monotonic() < deadline
+        made.take(0)
+
+
+def test_forbidden_eos_is_an_error_of_its_own() -> None:
+    model = make_transformer(make_task(VOCABULARY), 1)
+    model.decoder.output_projection.bias = torch.nn.Parameter(torch.zeros(VOCABULARY))
+    model.decoder.output_projection.bias.data[EOS] = -torch.inf
+    call = Call(Options("fast-beam"), [model], beam=3)
+    made = opened(call, threads=1)
+    admit(made, 1, {**sentences(call, 1)[0], "min_len": 1, "max_len": 3})
+    assert events_until(made, 1) == [(1, None, None, ("EOS is forbidden at the maximum length", True))]
 
 
 @pytest.mark.parametrize(
@@ -295,6 +323,12 @@ def test_a_generator_is_open_once_and_closes_at_any_time() -> None:
         admit(made, number, sentence)
     made.close()
     made.close()
+    idle = opened(call)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(idle.take, 30)
+        time.sleep(0.02)
+        idle.close()
+        assert waiting.result(10) == []
     with pytest.raises(ValueError, match="closed"):
         admit(made, 99, sentences(call, 1)[0])
     for threads, room in ((0, 9), (1, 0)):
