@@ -1,5 +1,6 @@
 """`load` of a folder of Hugging Face converts it once, and again when its files change."""
 
+import os
 import warnings
 from pathlib import Path
 
@@ -35,6 +36,9 @@ def test_load_converts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     save_model("bart", tmp_path / "hf")
     fairseq_plugins.load(tmp_path / "hf", device="cpu")
     assert calls == [tmp_path / "hf"] * 2
+    os.utime(tmp_path / "hf" / "model.safetensors", (1, 1))  # written anew, with the same size
+    fairseq_plugins.load(tmp_path / "hf", device="cpu")
+    assert calls == [tmp_path / "hf"] * 3
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with refused("^.*/file/fairseq-spec-dec/hf.* cannot be written .*; set XDG_CACHE_HOME to a writable folder"):

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import fairseq_plugins
 from fairseq_plugins.api.sentences import Input
 from fairseq_plugins.conversion import cli
-from fairseq_plugins.conversion.vocabulary import read_names
+from fairseq_plugins.conversion.vocabulary import SPECIAL, read_names
 from fairseq_plugins.errors import ConfigurationError
 from tests.conversion.support import (
     MODELS,
@@ -44,6 +44,9 @@ def test_greedy_gives_the_ids_of_generate(name: str, tmp_path: Path) -> None:
     assert len({tuple(one) for one in expected}) > 30 and len({len(one) for one in expected}) > 5
     for decoder in ("greedy", "beam"):
         assert converted(name, out, decoder, max_len_b=LONGEST) == expected
+    known, bias = read_names(tmp_path / "hf").values(), torch.zeros(4)
+    bias = torch.load(out / "verifier.pt")["model"].get("decoder.output_projection.bias", bias)
+    assert all(bias[place] == -1e4 for place, symbol in enumerate(SPECIAL) if symbol not in known), "never the best"
     model, text = fairseq_plugins.load(out, device="cpu", max_len_b=LONGEST, **languages(name)), names(name)
     assert model.backend.startswith("native: ")
     for one, expected_ids in zip(sources()[:3], expected, strict=False):

@@ -269,6 +269,7 @@ def test_shards_of_something_else(
     refused("--num-shards 2: ", capsys, *decode_again, *path, "--num-shards", "2")
     other = ["--shards", copy, "--destdir", tmp_path / "out"]
     refused("made from other data or dictionaries", capsys, "merge", corpus.other_data, *other)
+    refused("was made from other precision; ", capsys, *decode_again, *path, "--decoder", "greedy", "--fp16")
     refused("was made from other int8; ", capsys, *decode_again, *path, "--decoder", "greedy", "--int8")
     partial, shard = copy / "valid.0-of-3.tsv", ("--num-shards", "3", "--shard-id", "0")
     partial.rename(copy / "valid.0-of-3.tsv.partial")
