@@ -67,6 +67,7 @@ def test_steps_report_every_iteration(batch: Batch, how: Options, active: int) -
             assert [token for step in own for token in step.tokens] == outputs[sentence]
             assert [len(step.tokens) for step in own if step.tokens] == stats.recorded[sentence].emitted
             assert all(step.accepted <= min(step.drafted, len(step.tokens)) for step in own)
+            assert all(step.tokens or not step.drafted for step in own)
             done = 0
             for step in own:
                 done += len(step.tokens)

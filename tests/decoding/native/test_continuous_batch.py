@@ -299,6 +299,8 @@ def test_forbidden_eos_is_an_error_of_its_own() -> None:
         ({"beam": MAX_BEAM + 1}, "beam"),
         ({"prefix": [VOCABULARY]}, "prefix"),
         ({"drafts": [[2**40]]}, "draft"),
+        ({"noise_key": [1, 2, 3]}, "four numbers"),
+        ({"suppressed": [7, 5]}, "in ascending order"),
     ],
 )
 def test_sentences_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:

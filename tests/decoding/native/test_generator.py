@@ -185,6 +185,8 @@ BATCH_FLAWS: list[tuple[dict[str, Any], str]] = [
     *[({"prefix": changed(torch.full((3, 3), 5), token)}, "a prefix is outside") for token in (30, *FAR)],
     ({"source": torch.full((3, 4), PAD)}, "a source has no token"),
     ({"source": torch.ones(3, 0)}, "a source has no token"),
+    ({"suppressed": [7, 5]}, "in ascending order"),
+    ({"begin_suppressed": [7, 5]}, "in ascending order"),
 ]
 
 

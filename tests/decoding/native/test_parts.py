@@ -51,6 +51,10 @@ LAYER_FLAWS: list[tuple[Callable[[dict[str, Any]], None], str]] = [
     (lambda parts: parts.update(layers=[]), "without layers"),
     (lambda parts: parts.update(embedding=torch.ones(0, 16)), "vocabulary is empty"),
     (lambda parts: parts.update(embedding=torch.ones(30, 12)), "another width"),
+    (
+        lambda parts: parts.update(embedding=torch.ones(30, 16, dtype=torch.int8), embedding_scales=torch.ones(29)),
+        "the scales of the embedding have another size",
+    ),
     (lambda parts: parts.update(positions=torch.ones(9, 12)), "another width"),
     (lambda parts: parts.update(projection=_linear(12, 30)), "the projection does not fit the width"),
     (lambda parts: parts.update(final_norm=_norm(12)), "a normalisation has another width"),
