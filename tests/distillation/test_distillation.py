@@ -267,6 +267,8 @@ def test_shards_of_something_else(
     other_path = ["--decoder", "greedy", "--path", corpus.own_encoder]
     refused("was made from other checkpoints; ", capsys, *decode_again, *other_path)
     refused("--num-shards 2: ", capsys, *decode_again, *path, "--num-shards", "2")
+    small = ["--output", tmp_path / "small", "--cpu", "--max-tokens", "3"]
+    refused("; give at least as many", capsys, "decode", corpus.data, *small, *path, "--decoder", "greedy")
     other = ["--shards", copy, "--destdir", tmp_path / "out"]
     refused("made from other data or dictionaries", capsys, "merge", corpus.other_data, *other)
     refused("was made from other precision; ", capsys, *decode_again, *path, "--decoder", "greedy", "--fp16")

@@ -68,6 +68,17 @@ def test_json_lines(text: Path, expected: list[str]) -> None:
         assert line["score"] == pytest.approx(sum(line["token_scores"]) / len(line["token_scores"]) ** 0.5, abs=1e-3)
 
 
+def test_samples_differ_between_lines_and_the_sentences_of_a_line(text: Path) -> None:
+    text.write_text("People. People. People.\n" * 3)
+    found = []
+    for _ in range(2):
+        options = ("--sampling", "--set", "temperature=2", "--split", "sentences", "--output-format", "jsonl")
+        assert translate(text, *options) == 0
+        lines = map(json.loads, (text.parent / "out").read_text(encoding="utf-8").splitlines())
+        found.append([sentence["text"] for line in lines for sentence in line["sentences"]])
+    assert found[0] == found[1] and len(set(found[0])) == len(found[0]) == 9
+
+
 def test_alternatives(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--decoder", "fast-beam", "--beam", "4", "--nbest", "3", "--threads", "1")
     assert translate(text, *options, "--output-format", "jsonl") == 0
