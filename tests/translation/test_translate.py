@@ -150,7 +150,8 @@ def test_goes_on_where_it_was(
     partial = text.parent / "out.parts" / "0-of-1.partial"
     assert not (text.parent / "out").exists() and len(partial.read_text(encoding="utf-8").split("\n")) == 3
     # A kill can tear a line; and what is there is taken as it is.
-    partial.write_text(f"{expected[0]}, noted\n" + expected[1][:4], encoding="utf-8")
+    done = [f"{expected[0]}, noted", *expected[1:3]]
+    partial.write_text("\n".join([*done, expected[3][:4]]), encoding="utf-8")
 
     origin = text.parent / "out.parts" / "origin.json"
     whole = origin.read_text(encoding="utf-8")
@@ -166,8 +167,8 @@ def test_goes_on_where_it_was(
     assert "was begun with other set; remove that folder" in capsys.readouterr().err
 
     assert translate(text) == 0
-    assert "resuming after 1 of 5 lines" in capsys.readouterr().err
-    assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [f"{expected[0]}, noted", *expected[1:], ""]
+    assert "resuming after 3 of 5 lines" in capsys.readouterr().err
+    assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [*done, *expected[3:], ""]
     assert not (text.parent / "out.parts").exists()
 
     text.write_text("Another text.\n")
