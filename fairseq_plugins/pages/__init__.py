@@ -1,1 +1,1 @@
-"""Traces, dependency graphs, reports and figures, as pages, pictures or in the terminal."""
+"""Traces and dependency graphs as pages for a browser."""

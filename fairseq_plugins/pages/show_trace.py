@@ -55,8 +55,8 @@ def get_parser() -> CommandParser:
     parser = CommandParser("spec-dec-trace", description, example)
     add = parser.add_argument
     add("trace", metavar="TRACE", help="file that fairseq-generate wrote with --trace-file")
-    numbers = "show only these sentences, numbered as in fairseq-generate's H- lines"
     add("--html", metavar="FILE", required=True, help="write the page to this file")
+    numbers = "show only these sentences, numbered as in fairseq-generate's H- lines"
     add("--sentence", metavar="ID", type=int, nargs="+", help=numbers)
     limit = "show at most N sentences, an evenly spaced sample (default: as many as browsers can handle)"
     add("--limit", metavar="N", type=positive, help=limit)
