@@ -3,7 +3,7 @@
 import torch
 from fairseq.logging import metrics
 
-from fairseq_plugins.criterions.logged_sums import accuracy_by_position, log_accuracies, shown_positions
+from fairseq_plugins.criterions.logged_sums import accuracy_by_position, log_accuracies
 from fairseq_plugins.data.block_masking import sample_blocks
 
 PAD, EOS = 1, 2
@@ -23,7 +23,3 @@ def test_accuracy_by_position_by_hand() -> None:
             [counts, counts, {"loss": 1.0}, {"correct_at_8": torch.tensor(0), "total_at_8": torch.tensor(0)}]
         )
     assert meters.get_smoothed_values() == {"accuracy_at_1": 100.0, "accuracy_at_2": 50.0, "accuracy_at_3": 100.0}
-
-
-def test_shown_positions() -> None:
-    assert [shown_positions(size) for size in (1, 4, 25)] == [[1], [1, 2, 4], [1, 2, 4, 8, 16, 25]]
