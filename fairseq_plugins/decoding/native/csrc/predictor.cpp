@@ -7,6 +7,8 @@
 
 namespace spec_dec {
 
+constexpr int64_t FORGOTTEN = -1;  // in place of a sentence
+
 void Predictor::project(const float* from, const std::vector<int64_t>& of_rows, bool needs_log_probs) {
     const auto rows = static_cast<int64_t>(of_rows.size());
     sentences = of_rows;
@@ -100,6 +102,12 @@ float Predictor::log_prob(int64_t row, int64_t position, int64_t token) {
     return 0;
 }
 
+void Predictor::forget(int64_t sentence) {
+    for (Emitted& one : emitted) {
+        if (one.sentence == sentence) one.sentence = FORGOTTEN;
+    }
+}
+
 void Predictor::score_emitted() {
     const int64_t vocabulary = batch.limits.vocabulary;
     for_each_block(unscored(), SCORED_AT_ONCE, [&](int64_t first, int64_t count) {
@@ -107,6 +115,7 @@ void Predictor::score_emitted() {
         model.projection->run(emitted_states.data() + first * model.width, count, own);
         for (int64_t i = first; i < first + count; ++i, own += vocabulary) {
             const Emitted& one = emitted[i];
+            if (one.sentence == FORGOTTEN) continue;
             const float shift = log_sum_exp(own, vocabulary);
             constrain(own + one.token, one.token, one.token + 1, batch.limits, one.sentence, one.position);
             const float result = own[one.token] - shift;

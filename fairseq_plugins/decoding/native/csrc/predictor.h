@@ -40,6 +40,9 @@ public:
     // Writes the log-probabilities that were left to be computed to the batch.
     void score_emitted();
 
+    // Leaves out those of a sentence, whose place another one may take.
+    void forget(int64_t sentence);
+
     // Number of these.
     int64_t unscored() const { return static_cast<int64_t>(emitted.size()); }
 

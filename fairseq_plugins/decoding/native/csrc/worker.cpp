@@ -92,8 +92,7 @@ void Worker::iterate() {
 }
 
 void Worker::drop(int64_t sentence) {
-    // Another sentence may take its place.
-    predictor.score_emitted();
+    predictor.forget(sentence);
     work.active.erase(std::remove(work.active.begin(), work.active.end(), sentence), work.active.end());
 }
 

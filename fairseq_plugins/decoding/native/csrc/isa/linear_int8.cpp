@@ -131,8 +131,8 @@ struct Int8Weight {
     std::vector<float> scale;         // [outputs]
     std::vector<int32_t> zero_point;  // [outputs], what the zero point of the inputs adds to the sums
     std::vector<float> bias;          // [outputs]
-    // The largest of any output, for a weight in float32: norm of the rounding errors, norm, and magnitude of the bias.
-    float error = 0, norm = 0, largest_bias = 0;
+    // The largest of any output: norm of the rounding errors, norm, and magnitude of the bias; NaN if one is.
+    double error = 0, norm = 0, largest_bias = 0;
 };
 
 // Computes outputs of ROWS quantized rows of `size` inputs. They begin with the panel `first`, the first of `target`.
@@ -201,7 +201,7 @@ float rounded_scale(float scale) {
     return scale;
 }
 
-void keep_larger(float& largest, float value) {
+void keep_larger(double& largest, double value) {
     if (!std::isnan(largest) && !(value <= largest)) largest = value;
 }
 
@@ -211,35 +211,37 @@ Int8Weight pack_int8(const Weight& weight) {
     const int64_t inputs = weight.inputs, size = (weight.outputs + PANEL - 1) / PANEL * PANEL;
     Int8Weight result{{}, std::vector<float>(size), std::vector<int32_t>(size), std::vector<float>(size)};
     if (weight.bias) std::copy_n(weight.bias, weight.outputs, result.bias.begin());
+    std::vector<double> errors(weight.outputs), squares(weight.outputs);
+    const auto add = [&](int64_t output, double number, int8_t step) {
+        const double error = number - static_cast<double>(result.scale[output]) * step;
+        errors[output] += error * error;
+        squares[output] += number * number;
+        result.zero_point[output] += ZERO_POINT * step;
+        return step;
+    };
     if (weight.scale) {
         std::copy_n(weight.scale, weight.outputs, result.scale.begin());
         result.numbers = pack_panels<int8_t, GROUP, int8_t>(weight, [&](int64_t output, int8_t step) {
-            result.zero_point[output] += ZERO_POINT * step;
-            return step;
+            return add(output, static_cast<double>(result.scale[output]) * step, step);
         });
-        return result;
-    }
-    const auto* from = static_cast<const float*>(weight.numbers);
-    for (int64_t output = 0; output < weight.outputs; ++output, from += inputs) {
-        float largest = 0;
-        for (int64_t i = 0; i < inputs; ++i) largest = std::max(largest, std::fabs(from[i]));
-        const float scale = result.scale[output] = rounded_scale(largest > 0 ? largest / 127 : 1.0f / 127);
-        float errors = 0, squares = 0;
-        for (int64_t i = 0; i < inputs; ++i) {
-            const float error = from[i] - scale * std::nearbyint(from[i] / scale);
-            errors += error * error;
-            squares += from[i] * from[i];
+    } else {
+        const auto* from = static_cast<const float*>(weight.numbers);
+        for (int64_t output = 0; output < weight.outputs; ++output, from += inputs) {
+            float largest = 0;
+            for (int64_t i = 0; i < inputs; ++i) largest = std::max(largest, std::fabs(from[i]));
+            result.scale[output] = rounded_scale(largest > 0 ? largest / 127 : 1.0f / 127);
         }
-        keep_larger(result.error, std::sqrt(errors));
-        keep_larger(result.norm, std::sqrt(squares));
-        result.largest_bias = std::max(result.largest_bias, std::fabs(result.bias[output]));
+        result.numbers = pack_panels<int8_t, GROUP>(weight, [&](int64_t output, float number) {
+            // In this order NaN becomes a number.
+            const float steps = std::min(127.0f, std::max(-127.0f, std::nearbyint(number / result.scale[output])));
+            return add(output, number, static_cast<int8_t>(steps));
+        });
     }
-    result.numbers = pack_panels<int8_t, GROUP>(weight, [&](int64_t output, float number) {
-        const float steps = std::nearbyint(number / result.scale[output]);
-        const auto step = static_cast<int8_t>(std::min(std::max(steps, -127.0f), 127.0f));
-        result.zero_point[output] += ZERO_POINT * step;
-        return step;
-    });
+    for (int64_t output = 0; output < weight.outputs; ++output) {
+        keep_larger(result.error, std::sqrt(errors[output]));
+        keep_larger(result.norm, std::sqrt(squares[output]));
+        keep_larger(result.largest_bias, std::fabs(result.bias[output]));
+    }
     return result;
 }
 
@@ -263,20 +265,25 @@ public:
     }
 
     // With the rounded w' and x', w x - w' x' = (w - w') x + w' (x - x'), whose parts are at most the products of norms
-    // (Cauchy-Schwarz). The third term is more than what sums in float32 are off, in any order.
+    // (Cauchy-Schwarz). The other terms are more than what sums in float32 are off, in any order and format: a share of
+    // the products, and what is lost of numbers that are too small. Of large ones, a sum may overflow in one order
+    // only.
     float error_bound(const float* x) const override {
         std::vector<uint8_t> quantized((inputs + GROUP - 1) / GROUP * GROUP);
         const float scale = quantize_row(x, inputs, quantized.data());
         double squares = 0, errors = 0;
         for (int i = 0; i < inputs; ++i) {
-            const double rounded = scale * (static_cast<int8_t>(quantized[i] - ZERO_POINT)), error = x[i] - rounded;
-            squares += static_cast<double>(x[i]) * x[i];
+            const double value = x[i],
+                         error = value - static_cast<double>(scale) * static_cast<int8_t>(quantized[i] - ZERO_POINT);
+            squares += value * value;
             errors += error * error;
         }
-        constexpr float ROUNDING = 0x1p-22f;
-        const auto norm = static_cast<float>(std::sqrt(squares)), error = static_cast<float>(std::sqrt(errors));
-        return 1.001f * (weight.error * norm + (weight.norm + weight.error) * error +
-                         (inputs + 16) * ROUNDING * weight.norm * norm + ROUNDING * weight.largest_bias);
+        constexpr double ROUNDING = 0x1p-22, UNDERFLOW_ERROR = 0x1p-80, LARGEST = 0x1p60;
+        const double norm = std::sqrt(squares), error = std::sqrt(errors);
+        if (!(norm < LARGEST && weight.norm < LARGEST && weight.largest_bias < LARGEST)) return HUGE_VALF;
+        return static_cast<float>(1.001 * (weight.error * norm + (weight.norm + weight.error) * error +
+                                           (inputs + 16) * (ROUNDING * weight.norm * norm + UNDERFLOW_ERROR) +
+                                           ROUNDING * weight.largest_bias));
     }
 
     int64_t efficient_rows() const override { return MAX_ROWS; }
