@@ -88,9 +88,9 @@ def test_close_scores(decoder: str, exponent: int, monkeypatch: pytest.MonkeyPat
     with torch.no_grad():
         close_words(model.decoder.output_projection.weight, exponent)
     samples = [make_sample(task, lengths) for lengths in ([7], [5, 3, 9], list(range(2, 30)))]
-    search = {"max_len_b": 12, "min_len": 4, "unk_penalty": -3.0}
+    search: dict[str, Any] = {"max_len_b": 12, "min_len": 4, "unk_penalty": -3.0}
 
-    def decode(needs_scores: bool, cached: int) -> list:
+    def decode(needs_scores: bool, cached: int) -> list[Any]:
         generator, _ = make_generator([model], task, Options(decoder), engine=NativeWeights(cached=cached), **search)
         generator.needs_scores = needs_scores
         return [each for sample in samples for each in generator.generate([model], sample)]
