@@ -48,7 +48,12 @@ bool Predictor::may_screen(bool needs_log_probs) const {
 int64_t Predictor::best(int64_t row, int64_t position) {
     float* own = scores.data() + row * model.projection->outputs;
     const int64_t sentence = sentences[row];
-    if (is_screened) return best_screened(own, row, position);
+    if (is_screened) {
+        const float* x = states + row * model.width;
+        const float bound = model.screen->error_bound(x);
+        if (std::isfinite(bound)) return best_screened(own, x, bound, sentence, position);
+        model.projection->run(x, 1, own);
+    }
     if (!has_log_probs) {
         const BestToken best = best_token(own, batch.limits, sentence, position);
         shifts[row] = best.shift;
@@ -62,28 +67,16 @@ int64_t Predictor::best(int64_t row, int64_t position) {
 
 // A score is at most the bound away from its approximation, so it is not the best one if it is more than twice the
 // bound below the best approximation. The others are computed, in whole panels.
-int64_t Predictor::best_screened(float* own, int64_t row, int64_t position) {
-    const int64_t sentence = sentences[row], vocabulary = batch.limits.vocabulary;
-    const float* x = states + row * model.width;
-    const auto compute = [&](int64_t begin, int64_t end) {
-        model.projection->run_outputs(x, 1, static_cast<int>(begin), static_cast<int>(end), {own + begin, vocabulary});
-        constrain(own + begin, begin, end, batch.limits, sentence, position);
-    };
+int64_t Predictor::best_screened(float* own, const float* x, float bound, int64_t sentence, int64_t position) const {
+    const int64_t vocabulary = batch.limits.vocabulary, only = batch.limits.only(sentence, position);
     constrain(own, 0, vocabulary, batch.limits, sentence, position);
-    const int64_t only = batch.limits.only(sentence, position);
     if (only >= 0) return only;
-    const float bound = model.screen->error_bound(x);
-    if (!std::isfinite(bound)) {
-        model.projection->run(x, 1, own);
-        refuse_nan(log_sum_exp(own, vocabulary));
-        constrain(own, 0, vocabulary, batch.limits, sentence, position);
-        return kernels().argmax(own, vocabulary);
-    }
     const float threshold = kernels().max(own, vocabulary) - 2 * bound;
     for (int64_t next = 0; (next = kernels().first_above(own, next, vocabulary, threshold)) < vocabulary;) {
         const int64_t begin = next - next % Linear::PANEL;
         next = std::min(begin + Linear::PANEL, vocabulary);
-        compute(begin, next);
+        model.projection->run_outputs(x, 1, static_cast<int>(begin), static_cast<int>(next), {own + begin, vocabulary});
+        constrain(own + begin, begin, next, batch.limits, sentence, position);
     }
     return kernels().argmax(own, vocabulary);
 }
@@ -94,6 +87,7 @@ float Predictor::log_prob(int64_t row, int64_t position, int64_t token) {
         refuse_nan(result);
         return result;
     }
+    refuse_nan(shifts[row]);
     if (batch.limits.of(sentences[row]).needs_log_probs) {
         const float* x = states + row * model.width;
         emitted_states.insert(emitted_states.end(), x, x + model.width);

@@ -56,7 +56,7 @@ private:
 
     const float* through_head(const float* from, int64_t rows);
     bool may_screen(bool needs_log_probs) const;
-    int64_t best_screened(float* own, int64_t row, int64_t position);
+    int64_t best_screened(float* own, const float* x, float bound, int64_t sentence, int64_t position) const;
 
     const Transformer& model;
     const OutputHead& head;
