@@ -16,7 +16,7 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.files import Destination, destination, write_atomically
 from fairseq_plugins.shared.partial_file import PartialFile
 from fairseq_plugins.translation.cli import _translate_stream
-from fairseq_plugins.translation.output_shards import OutputShards, remove_finished
+from fairseq_plugins.translation.output_shards import OutputShards, remove_unused
 from tests.support import REPOSITORY
 
 
@@ -63,7 +63,7 @@ def test_a_folder_beside_the_output_is_refused(files: dict[str, str], tmp_path: 
     before = contents(tmp_path)
     with pytest.raises(ConfigurationError, match=r"out.parts is there, and is not an unfinished translation; rename"):
         shards_of(tmp_path)
-    remove_finished(tmp_path / "out")
+    remove_unused(tmp_path / "out")
     assert contents(tmp_path) == before
 
 
@@ -87,7 +87,7 @@ def test_only_our_files_are_removed(run_id: str, tmp_path: Path, capsys: pytest.
     translate(tmp_path, run_id)
     if run_id:
         translate(tmp_path, "array 8")  # removes the files of the finished run
-        remove_finished(tmp_path / "out")
+        remove_unused(tmp_path / "out")
     assert (tmp_path / "out").read_text() == "ours\n" and (tmp_path / "precious").read_text() == "mine"
     left = contents(tmp_path / "out.parts")
     assert left == {"folder": None, "5-of-9": b"mine", **{name: text.encode() for name, text in mine.items()}}
