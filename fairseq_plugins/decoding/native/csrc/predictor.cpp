@@ -15,7 +15,7 @@ void Predictor::project(const float* from, const std::vector<int64_t>& of_rows, 
     shifts.assign(rows, 0);
     states = through_head(from, rows);
     has_log_probs = needs_log_probs;
-    is_screened = may_screen(needs_log_probs);
+    is_screened = may_screen();
     const Linear& layer = is_screened ? *model.screen : *model.projection;
     layer.run(states, rows, at_least(scores, rows * layer.outputs));
 }
@@ -31,11 +31,11 @@ const float* Predictor::through_head(const float* from, int64_t rows) {
     return projected;
 }
 
-bool Predictor::may_screen(bool needs_log_probs) const {
+bool Predictor::may_screen() const {
     // Log-probabilities that follow later take longer than the screen saves if the sentences are many, or if the cache
     // holds the projection.
     constexpr int64_t MOST_SENTENCES = 8;
-    if (!model.screen || needs_log_probs) return false;
+    if (!model.screen || has_log_probs) return false;
     int64_t scored = 0;
     for (size_t row = 0; row < sentences.size(); ++row) {
         const SentenceLimits& own = batch.limits.of(sentences[row]);

@@ -30,7 +30,8 @@ public:
     // Returns the best token.
     int64_t best(int64_t row, int64_t position);
 
-    // Returns scores [vocabulary] after `best`: -inf for forbidden tokens; otherwise only log-probabilities have a use.
+    // Returns the scores [vocabulary] after `best`: -inf for forbidden tokens. Others are to be read only if they are
+    // log-probabilities, as `project` was asked.
     const float* scores_of(int64_t row) const { return scores.data() + row * model.projection->outputs; }
 
     // Returns the log-probability of a token after `best`; 0 if `score_emitted` is to compute it, or if it is not
@@ -40,14 +41,12 @@ public:
     // Writes the log-probabilities that were left to be computed to the batch.
     void score_emitted();
 
-    // Leaves out those of a sentence, whose place another one may take.
-    void forget(int64_t sentence);
-
-    // Number of these.
+    // Number of these. With more than SCORED_AT_ONCE the time of each falls no further.
     int64_t unscored() const { return static_cast<int64_t>(emitted.size()); }
-
-    // With more of them the time of each falls no further.
     static constexpr int64_t SCORED_AT_ONCE = 24;
+
+    // Leaves those of a sentence out, whose place another one may take.
+    void forget(int64_t sentence);
 
 private:
     struct Emitted {
@@ -55,7 +54,7 @@ private:
     };
 
     const float* through_head(const float* from, int64_t rows);
-    bool may_screen(bool needs_log_probs) const;
+    bool may_screen() const;
     int64_t best_screened(float* own, const float* x, float bound, int64_t sentence, int64_t position) const;
 
     const Transformer& model;
