@@ -170,10 +170,8 @@ class BatchDecoder:
         stats = getattr(generator, "stats", None)
         counted = stats.take() if isinstance(stats, RecordedStats) else {}
         for place, of_sentence in zip(sample["id"].tolist(), hypotheses, strict=True):
-            yield (
-                place,
-                self._translation(of_sentence[: search.num_hypotheses], counted.get(place, []), search.needs_scores),
-            )
+            best = of_sentence[: search.num_hypotheses]
+            yield place, self._translation(best, counted.get(place, []), search.needs_scores)
 
     def _stream(self, source: Input, search: CallSearch) -> Generator[Step, None, Translation]:
         """Decode a sentence; yield each iteration, and return the translation."""

@@ -42,7 +42,7 @@ class CallSearch:
     alignments: bool
     constraints: str | None  # the order of phrases that outputs contain; None if there are none
     suppressed: SuppressedTokens
-    needs_scores: bool = True
+    needs_scores: bool
 
     @property
     def samples(self) -> bool:
@@ -73,12 +73,13 @@ class Generators:
         """Whether the decoder keeps several hypotheses."""
         return self._spec.build is None or self._spec.searches_beams
 
-    def search(self, options: Mapping[str, Any], is_constrained: bool = False) -> CallSearch:
+    def search(self, options: Mapping[str, Any], is_constrained: bool = False, needs_scores: bool = True) -> CallSearch:
         """Return a call's options, checked and with defaults.
 
         Args:
             options: `CallOptions`.
             is_constrained: whether the call has constraints.
+            needs_scores: whether it reads scores.
 
         Raises:
             ConfigurationError: for a beam that the decoder does not support, more hypotheses than the beam keeps, or
@@ -92,7 +93,7 @@ class Generators:
         seed = given.pop("seed", self._seed)
         suppressed = self._suppressed({**self._tokens, **{name: given.pop(name) for name in _TOKENS if name in given}})
         constraints = self._constraints(given.pop("constraint_order", None), is_constrained, drawing["sampling"])
-        others = {**self._defaults, **given}, drawing, seed, aligned, constraints, suppressed
+        others = {**self._defaults, **given}, drawing, seed, aligned, constraints, suppressed, needs_scores
         if drawing["sampling"] and self._spec.build is not None:
             return CallSearch(max(beam or 1, num_hypotheses), num_hypotheses, batch_size, *others)
         if not self.searches_beams and beam not in (None, 1):

@@ -1,7 +1,6 @@
 """A loaded model: raw text or subwords in, translations out."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Any, Literal, Unpack, overload
 
@@ -183,10 +182,9 @@ class Model(BatchDecoder):
                 that the model cannot write.
             TypeError: for text that is not made of strings.
         """
-        search = self._generators.search(options, constraints is not None)
+        search = self._generators.search(options, constraints is not None, return_scores)
         check_choice(split, "split", None, "sentences")
         check_choice(on_error, "on_error", "raise", "skip")
-        search = replace(search, needs_scores=return_scores)
         if search.num_hypotheses > 1 and not return_scores:
             remedy = "add {--return-scores True}, which gives alternatives"
             raise ConfigurationError("--nbest", search.num_hypotheses, "a string is one", remedy)
@@ -250,7 +248,7 @@ class Model(BatchDecoder):
         Raises:
             ConfigurationError, TypeError: as for `translate`.
         """
-        search = replace(self._generators.search(options, constraints is not None), needs_scores=return_scores)
+        search = self._generators.search(options, constraints is not None, return_scores)
         check_tokens(tokens)
         sources = [self._source(words, f"tokens[{number}]") for number, words in enumerate(tokens)]
         return self._decode(self._inputs(sources, drafts, constraints, numbers), search)

@@ -5,7 +5,6 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError, Future
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from fairseq_plugins.api.jobs import Job, OnStep
@@ -120,8 +119,7 @@ class Service:
             ServiceClosed: after `close`.
             ConfigurationError: as for `Model.translate`; for a beam, or a number of samples, above `max_beam`.
         """
-        job = self._job(text, drafts, constraints, on_step, number, options)
-        job.search = replace(job.search, needs_scores=return_scores)
+        job = self._job(text, drafts, constraints, on_step, number, return_scores, options)
         if job.input.is_blank:
             if on_step is not None:
                 on_step(Step([], 0, 0, "", finished=True))
@@ -187,10 +185,11 @@ class Service:
         constraints: TargetTexts,
         on_step: OnStep | None,
         number: int,
+        return_scores: bool,
         options: Any,
     ) -> Job:
         model = self._model
-        search = model._generators.search(options, constraints is not None)
+        search = model._generators.search(options, constraints is not None, return_scores)
         if search.beam > self._max_beam:
             problem = f"this service has beams and samples up to {self._max_beam}"
             raise ConfigurationError("--beam", search.beam, problem)
