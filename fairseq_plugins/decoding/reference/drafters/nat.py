@@ -75,15 +75,17 @@ class NatDrafter(Drafter):
             return no_draft(state)
         # Input of every sentence: its uncached tokens, then the masks.
         num_uncached = self.num_uncached if self.caches_prefix else span.longest + 1
-        slot = self.lengths[:, None] + torch.arange(num_uncached + width, device=state.tokens.device)
         lengths = state.lengths[:, None]
+        # An ended row has no uncached token. It runs its last one again, because a block must follow a token.
+        first = self.lengths[:, None].minimum(lengths)
+        slot = first + torch.arange(num_uncached + width, device=state.tokens.device)
         known = state.tokens.gather(1, slot.clamp(max=state.tokens.size(1) - 1))
         is_mask = slot > lengths
         tokens = known.masked_fill(is_mask, self.mask_id)
         visible = lengths + width
         if self.caches_prefix:
             visible = torch.where(is_mask, visible, slot)
-        layout = Chain(self.lengths, self.span, slot.size(1), visible.expand_as(slot))
+        layout = Chain(slot[:, 0], self.span, slot.size(1), visible.expand_as(slot))
         draft = self.decoder.draft(width, [tokens], layout, ends=state.lengths, keys=state.noise_keys)
         if self.caches_prefix:
             self.lengths = state.lengths + 1
