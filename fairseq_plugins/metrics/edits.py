@@ -6,6 +6,7 @@ come from a plain word alignment of source and correction, with neighbouring one
 Values are not comparable with those of M2 and ERRANT.
 """
 
+from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -52,9 +53,9 @@ def edits_between(source: Sequence[str], target: Sequence[str]) -> list[Edit]:
     """
     rows, columns = len(source), len(target)
     # distance[i][j] is that of source[i:] and target[j:]: the alignment is read from the left.
-    distance = [[columns - j for j in range(columns + 1)]]
+    distance = [array("i", range(columns, -1, -1))]
     for i in range(rows - 1, -1, -1):
-        below, row = distance[0], [0] * columns + [rows - i]
+        below, row = distance[0], array("i", [0] * columns + [rows - i])
         for j in range(columns - 1, -1, -1):
             row[j] = min(below[j + 1] + (source[i] != target[j]), below[j] + 1, row[j + 1] + 1)
         distance.insert(0, row)

@@ -195,6 +195,22 @@ def test_sari_by_hand_two_references() -> None:
     assert value.delete == pytest.approx(100 * 2 * (1 / 4) * (1 / 2) / (1 / 4 + 1 / 2))
 
 
+def test_metrics_that_align_words_leave_overlong_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their table of words x words would take all memory; the other metrics are computed."""
+    short, long = write(tmp_path / "short", ["a", "a b"]), write(tmp_path / "long", ["a", "b " * 10_001])
+    for arguments, names in (
+        (("--hypotheses", long, "--references", short), ["TER", "ROUGE"]),
+        (("--hypotheses", short, "--references", short, "--source", long), ["edit F0.5"]),
+    ):
+        _run(*arguments)
+        text = capsys.readouterr().out
+        for name in names:
+            assert f"left out: {name}: {long}: sentence 1 (counted from 0) has 10001 words; it aligns lines of" in text
+        assert text.count("left out: ") == len(names) + ("SARI: for rewriting" in text) * 2
+    assert cli.main(["--hypotheses", short, "--references", long, "--metrics", "ter"]) == 2
+    assert "--metrics ter: TER: " in capsys.readouterr().err
+
+
 def test_sari_needs_source(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     _run("--hypotheses", files.hypothesis, "--references", files.reference)
     assert "left out: SARI: for rewriting, compares with the source; add --source FILE" in capsys.readouterr().out
