@@ -146,6 +146,7 @@ def run(argv: Sequence[str]) -> None:
     logging.getLogger(NAME).setLevel(logging.INFO)
     logging.getLogger("uvicorn.error").setLevel(logging.INFO)
     Process(models, settings, args.host, args.port, args.grace).run()
+    raise ConfigurationError("MODEL", " ".join(args.models), "cannot be loaded", "see the errors above")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -89,7 +89,8 @@ class ServedModel:
             service.submit("1").result()
         except Exception as error:
             problem = f"cannot be loaded: {' '.join(str(error).split())}"
-            logger.error(f"model {self.folder}: {problem}")
+            if not self._is_closed:
+                logger.error(f"model {self.folder}: {problem}")
             # Clients see no path of the server.
             for folder in (os.path.abspath(self.folder), self.folder):
                 problem = problem.replace(folder, Path(folder).name)
@@ -214,10 +215,11 @@ class Registry:
         self.models = models
 
     def load(self) -> None:
-        """Load the models; one with the languages of an earlier one, which requests could not name, is broken."""
+        """Load the models; one with the languages of an earlier one that is ready could not be named, and is broken."""
         for number, model in enumerate(self.models):
             model.load()
-            first = next((one for one in self.models[:number] if one.languages == model.languages), None)
+            earlier = (one for one in self.models[:number] if one.state == "ready")
+            first = next((one for one in earlier if one.languages == model.languages), None)
             if first is not None and model.languages is not None:
                 model.close()
                 folder = Path(model.folder).name
@@ -236,7 +238,9 @@ class Registry:
         Raises:
             RequestError: if there is none, or more than one.
         """
-        pairs = ((model.languages, model) for model in reversed(self.models))  # of equal languages the first counts
+        # Of equal languages the first counts, if it is not broken.
+        best_first = sorted(self.models, key=lambda model: model.state == "broken")
+        pairs = ((model.languages, model) for model in reversed(best_first))
         targets = {languages[0]: model for languages, model in pairs if languages and languages[1] == target}
         if targets and source in (None, "", "auto"):
             if len(targets) > 1:

@@ -17,7 +17,7 @@ _TO_ANSWER = 3
 
 
 class Process(uvicorn.Server):
-    """Serves models until a signal.
+    """Serves models until a signal, or until none of them could be loaded: only then `run` returns.
 
     Args:
         models: to serve; they load in the background.
@@ -46,6 +46,15 @@ class Process(uvicorn.Server):
             timeout_graceful_shutdown=round(grace) + _TO_ANSWER,
         )
         super().__init__(config)
+
+    @property
+    def has_no_model(self) -> bool:
+        """Whether none of the models can be loaded."""
+        return all(model.state == "broken" for model in self._models)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether to end: after a signal, or without a model that could ever translate."""
+        return await super().on_tick(counter) or self.has_no_model
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         """Accept no more connections, and wait for the running requests."""

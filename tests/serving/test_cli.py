@@ -47,7 +47,11 @@ def test_languages_are_the_models_or_the_given_ones() -> None:
     both = Registry([named, twin])
     both.load()
     assert both.find("x", "y") is named and twin.state == "broken" and "has the languages of" in twin.problem
-    for model in (own, named):
+    broken = ServedModel("none.x-y")
+    either = Registry([broken, ServedModel(str(FOLDER), ("x", "y"), options)])
+    either.load()
+    assert broken.languages == ("x", "y") and either.find("x", "y").state == "ready"
+    for model in (own, named, *either.models):
         model.close()
     with pytest.raises(RequestError, match="is closed"):
         _ = own.model
@@ -65,6 +69,13 @@ def test_wrong_arguments_are_one_line(capsys: pytest.CaptureFixture[str]) -> Non
     assert cli.main([str(FOLDER), "--port", "70000"]) == 2
     assert cli.main([str(FOLDER), "--int8"]) == 2
     assert "--int8: no such option; options of decoding are given as --set int8=VALUE" in capsys.readouterr().err
+
+
+def test_a_server_without_any_model_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([str(tmp_path), "--port", str(free_port())]) == 2
+    log = capsys.readouterr().err.splitlines()
+    assert any("ERROR model" in line for line in log)
+    assert log[-1] == f"spec-dec-serve: error: MODEL {tmp_path}: cannot be loaded; see the errors above"
 
 
 def free_port() -> int:
