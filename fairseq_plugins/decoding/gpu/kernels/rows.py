@@ -77,7 +77,7 @@ def step_rows(
     limits,
     bases,  # [B], first cache slots
     positions,  # [rows]
-    slots,  # [rows]; -1 for rows of no token
+    slots,  # [rows]; -1 for rows of no token, and of idle places
     only,
     row_limits,
     watched,
@@ -112,6 +112,8 @@ def step_rows(
     wait(PDL)
     if tl.load(active + sentence) == 0:
         tl.store(needed + sentence, 0)
+        # Rows of idle places are in tiles with others, and would write to the slots of an earlier step.
+        tl.store(slots + row, -1)
         return
     limits += sentence * TOKENS
     length = tl.load(lengths + sentence)
@@ -178,7 +180,7 @@ def drafted_rows(
     copy_size,
     newest,  # [B, D], added to the inputs of a sentence, where ADDS
     positions,
-    slots,  # [rows]; -1 for rows that are before the output or beyond its end
+    slots,  # [rows]; -1 for rows that are before the output or beyond its end, and of idle places
     last_visible,
     active,
     emitted,
@@ -212,6 +214,7 @@ def drafted_rows(
     ok = column < width
     wait(PDL)
     if tl.load(active + sentence) == 0:
+        tl.store(slots + row, -1)  # as in `step_rows`
         return
     limits += sentence * TOKENS
     length, max_len = tl.load(lengths + sentence), tl.load(limits + MAX_LEN)
