@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 ifneq ($(origin NAME),command line)
 NAME :=
 endif
-export DATA NAME PYTHON SHAPE THREADS TORCH_INDEX
+export DATA NAME PYTHON THREADS TORCH_INDEX
 
 IN_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 # After Ctrl-C a command says that it was interrupted, and make adds nothing ("*** Error 130"): it ends by the signal,
@@ -24,7 +24,7 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-9s %s\n", $$1, $$2}'
 	@echo
 	@echo 'DATA=folder NAME=name   demo, train: a folder of raw text and a name for the results, instead of the generated corpus'
-	@echo 'SHAPE=base THREADS=2     bench: random weights of a shape (base, big, 12-2, tiny) instead; threads (default: 1)'
+	@echo 'THREADS=2               bench: threads (default: 1)'
 	@echo 'PYTEST_ARGS="..."       test: passed to pytest (-n 0: in one process, not one for each core)'
 	@echo 'PYTHON=python3.11       setup: the interpreter (default: the first of python3.12, python3.11 that runs)'
 	@echo 'TORCH_INDEX=URL         setup: where to find torch, such as https://download.pytorch.org/whl/cpu'
@@ -42,7 +42,7 @@ demo: $(READY)  ## what decoding gains on the released models, and a small draft
 train: $(READY)  ## from text to a table: train, distil and decode a small model on the generated corpus (or DATA=... NAME=...)
 	@$(call run,$(IN_VENV) bash train_scripts/demo.sh)
 
-bench: $(READY)  ## speed against fairseq and CTranslate2, and latency, on the models of `train` (or NAME=..., SHAPE=...)
+bench: $(READY)  ## speed against fairseq and CTranslate2, and latency, on the models of `train` (or NAME=...)
 	@$(call run,$(IN_VENV) bash train_scripts/bench.sh)
 
 gpu-check: $(READY)  ## on a machine with a GPU: is all right there, and how fast; eight minutes, see docs/gpu.md

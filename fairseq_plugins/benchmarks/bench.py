@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from fairseq import utils
@@ -16,7 +15,6 @@ from tqdm import tqdm
 
 from fairseq_plugins.benchmarks import ctranslate
 from fairseq_plugins.benchmarks.contenders import BLOCKWISE, CTRANSLATE2, DRAFTER, Contender, heads_are_lossless
-from fairseq_plugins.benchmarks.replay import Replay, replay_drafts
 from fairseq_plugins.checkpoint.loading import load_model
 from fairseq_plugins.checkpoint.session import TaskSession, options_of, precision, set_options
 from fairseq_plugins.decoding import methods
@@ -27,7 +25,6 @@ from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 Tokens = tuple[int, ...]  # ids of one output sentence
 
 _DEFAULT_BATCH_SIZE = 32
-_REPLAY_BATCH_SIZE = 16
 
 
 class Bench:
@@ -54,8 +51,6 @@ class Bench:
         self.subset = cfg.dataset.gen_subset
         self.dataset = self.session.load(self.subset)
         self.session.join_subwords()  # fails before decoding if text tools are missing
-        self._greedy_outputs: dict[bool, dict[int, Tokens]] = {}
-        self._replays: WeakKeyDictionary[Any, Replay] = WeakKeyDictionary()
 
     @property
     def models(self) -> list[torch.nn.Module]:
@@ -95,14 +90,9 @@ class Bench:
         before = set_options(options_of(self.task), **options)
         try:
             models = [self.blockwise] if contender.needs == BLOCKWISE else self.models
-            generator = self.session.generator(models, beam=contender.beam, nbest=1)
+            return self.session.generator(models, beam=contender.beam, nbest=1)
         finally:
             set_options(options_of(self.task), **before)
-        if contender.replay is not None:
-            first = self.task.target_dictionary.nspecial
-            outputs = self.greedy_outputs(contender)
-            self._replays[generator] = replay_drafts(generator, outputs, contender.replay, (first, first + 1))
-        return generator
 
     def _ctranslate2(self, contender: Contender) -> ctranslate.CTranslate2Generator:
         assert contender.compute_type is not None
@@ -116,13 +106,6 @@ class Bench:
         """Return the folder of the verifier converted for CTranslate2."""
         assert self.conversions is not None
         return ctranslate.convert(self.cfg.common_eval.path, options_of(self.task), self.conversions)
-
-    def greedy_outputs(self, contender: Contender) -> dict[int, Tokens]:
-        """Return the verifier's output of every sentence, for replayed drafts; in int8 it differs."""
-        if contender.int8 not in self._greedy_outputs:
-            greedy = self.generator(Contender("greedy", "greedy", task_options={"int8": contender.int8}))
-            self._greedy_outputs[contender.int8] = self.decode(greedy, self.order, _REPLAY_BATCH_SIZE)[0]
-        return self._greedy_outputs[contender.int8]
 
     def cannot_run(self, contender: Contender) -> str | None:
         """Return why a contender cannot run, or None if it can."""
@@ -183,15 +166,12 @@ class Bench:
         """Decode as `decode` does; return the seconds of every batch."""
         outputs: dict[int, Tokens] = {}
         seconds = []
-        replay = self._replays.get(generator)
         for sample in self.session.batches(self.dataset, numbers, batch_size):
             self._synchronise()
             start = time.perf_counter()
             hypotheses = self.session.decode(generator, sample)
             self._synchronise()
             seconds.append(time.perf_counter() - start)
-            if replay is not None:
-                replay.learn(sample, hypotheses)
             for number, sentence in zip(sample["id"].tolist(), hypotheses, strict=True):
                 outputs[number] = tuple(sentence[0]["tokens"].tolist())
             if bar is not None:

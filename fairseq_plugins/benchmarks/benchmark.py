@@ -1,7 +1,6 @@
 """Compare decoders on one test set: quality, identity with fairseq's output, iterations and speed.
 
     spec-dec-bench DATA_BIN --path VERIFIER.pt [--drafter-path DRAFTER.pt] [--results FOLDER]
-    spec-dec-bench --replay base --long
 
 Takes all options of fairseq-generate. One process loads the models once, and decoders are timed in turns, so that other
 load on the machine slows all of them alike. --long adds tables of latency and the spread of the repetitions.
@@ -17,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fairseq_plugins.benchmarks import ctranslate, replay, tables
+from fairseq_plugins.benchmarks import ctranslate, tables
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, GREEDY, Contender, lossy_note, reference_of
 from fairseq_plugins.benchmarks.measuring import Plan, Row, bleu_signature, measure, profiles
 from fairseq_plugins.benchmarks.setting import Setting, configure
@@ -38,7 +37,7 @@ def notes(setting: Setting, contenders: Sequence[Contender], rows: Sequence[Row]
     args, bench = setting.args, setting.bench
     lossless = ", ".join(contender.name for contender in contenders if contender.lossless) or "none"
     kind, first = precision(bench.cfg), "" if bench.sentences is None else "the first "
-    lines = [
+    return [
         f"BLEU and same output: subset {bench.subset}, {first}{counted(len(bench.order), 'sentence')}, "
         f"batch size {bench.batch_size}. "
         f"Same as: sentences with the token ids of {' and '.join(tables.compared_with(rows))}.",
@@ -51,11 +50,6 @@ def notes(setting: Setting, contenders: Sequence[Contender], rows: Sequence[Row]
         f"Precision: {kind}. {guarantee(kind)}",
         *lossy_note(contenders),
     ]
-    if args.replay is not None:
-        drawn = ", ".join(f"{row.name} {row.replay}" for row in contenders if row.replay is not None)
-        models = (args.replay, args.replay_drafter, args.replay_lengths, args.replay_vocabulary)
-        lines.append(replay.describe(*models, bench.cfg.task.block_size or replay.BLOCK_SIZE, drawn))
-    return lines
 
 
 def guarantee(kind: str) -> str:

@@ -27,7 +27,6 @@ class Contender:
     needs: str | None = None  # option that the row requires
     lossless: bool = False  # whether its output must equal the reference's
     compute_type: str | None = None  # option of CTranslate2
-    replay: float | None = None  # mean tokens per iteration of simulated drafts: see `replay`
     reference: str = BEAM_1  # name of the row to compare the output with
 
     @property
@@ -107,18 +106,6 @@ def _ctranslate2(name: str, compute_type: str) -> tuple[Contender, ...]:
 
 CTRANSLATE2_ON_CPU = (*_ctranslate2("fp32", "float32"), *_ctranslate2("int8", "int8"))
 CTRANSLATE2_ON_GPU = (*_ctranslate2("fp32", "float32"), *_ctranslate2("fp16", "float16"))
-
-# Tokens per iteration at k = 25: GAD Table 2, and Table 3 at (top-3, tau 1) and (top-5, tau 3).
-_TOKENS = {
-    **dict.fromkeys(("gad", "gad fixed width", "gad int8"), 6.13),
-    "gad++ high-quality": 7.56,
-    "gad++ high-efficiency": 9.72,
-}
-REPLAYED = tuple(
-    replace(contender, name=f"{contender.name} (replayed)", replay=_TOKENS[contender.name])
-    for contender in (*CONTENDERS, *_INT8)
-    if contender.name in _TOKENS
-)
 
 
 def lossy_note(contenders: Sequence[Contender]) -> list[str]:

@@ -139,8 +139,6 @@ class KernelBackend(ABC):
         """
         if not self.encodes:
             raise Unsupported("the encoder has no kernels")
-        if self.method.on_batch is not None:
-            raise Unsupported("drafts of whole batches")
         self.max_len = constraints.max_len
         self.generator.open(
             pad=constraints.pad,
@@ -214,8 +212,6 @@ class KernelBackend(ABC):
         return dict(self.generator.seconds())
 
     def _begin(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> None:
-        if self.method.on_batch is not None:
-            self.method.on_batch(sample)
         source, more = self.inputs(sample, constraints.pad)
         self.generator.begin(
             source.contiguous(),

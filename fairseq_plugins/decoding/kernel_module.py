@@ -65,13 +65,6 @@ class KernelPolicy(Protocol):
         """Add counts [W, bins], in double precision, of drafts that were verified in full."""
 
 
-class KernelReplayedDrafter(Protocol):
-    """A drafter that runs, but whose tokens are replaced, to benchmark with simulated drafts."""
-
-    def replay(self, tokens: Tensor) -> None:
-        """Set the tokens [B, T] to draft at each position of the outputs of the next batch."""
-
-
 class KernelGenerator(Protocol):
     """Decodes batches with a method. Its memory is reused for each batch."""
 
@@ -340,9 +333,6 @@ class KernelModule(Protocol):
 
     def fallback_drafter(self, first: AnyDrafter, second: AnyDrafter) -> AnyDrafter:
         """Make a drafter that drafts with `second` where `first` drafts nothing."""
-
-    def ReplayedDrafter(self, inner: AnyDrafter, probability: float) -> KernelReplayedDrafter:
-        """Make a drafter with replaced tokens; a CPU's policy takes `probability` as that of each."""
 
     # --------------------------------------------------------------------------------------- rules and loop
 

@@ -60,7 +60,6 @@ class KernelMethod:
     projection: Linear | None = None  # replaces the verifier's vocabulary projection; None keeps it
     head: tuple[AnyLinear, AnyLinear] | None = None  # layers before it (head 1 of blockwise)
     drafts: Callable[[Mapping[str, Any]], GivenDrafts] | None = None  # returns a batch's given drafts
-    on_batch: Callable[[Mapping[str, Any]], None] | None = None  # called with every batch before it is decoded
 
 
 @dataclass(frozen=True)

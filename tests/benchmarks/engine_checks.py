@@ -5,8 +5,7 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
-from fairseq_plugins.benchmarks import replay
-from fairseq_plugins.benchmarks.gpu_check import engine
+from fairseq_plugins.benchmarks.gpu_check import engine, random_models
 from fairseq_plugins.benchmarks.gpu_check.environment import Environment
 from fairseq_plugins.benchmarks.gpu_check.report import PASSED
 
@@ -20,8 +19,8 @@ _VARIANT = engine.VARIANTS["8 iterations ahead"]
 
 def prepare() -> None:
     """Make models small."""
-    mock.patch.dict(replay.SHAPES, tiny=("transformer", "block_nat_tiny", _SIZES)).start()
-    mock.patch.object(replay, "BLOCK_SIZE", 2).start()
+    mock.patch.dict(random_models.SHAPES, tiny=("transformer", "block_nat_tiny", _SIZES)).start()
+    mock.patch.object(random_models, "BLOCK_SIZE", 2).start()
 
 
 def check_engine() -> None:

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from fairseq_plugins.benchmarks import measuring
+from fairseq_plugins.benchmarks.contenders import BEAM_1, CONTENDERS
 from fairseq_plugins.benchmarks.gpu_check import __main__ as command
 from fairseq_plugins.benchmarks.gpu_check import engine, released, report, training
 from fairseq_plugins.benchmarks.gpu_check.environment import Environment, largest_difference, same_ids
 from fairseq_plugins.benchmarks.gpu_check.report import FAILED, NOT_RUN, PASSED, Outcome
 from fairseq_plugins.benchmarks.gpu_check.worker import CheckProcess
-from fairseq_plugins.benchmarks.setting import configure
 from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs
 
 ROOT = Path(__file__).parents[2]
@@ -67,10 +67,8 @@ def test_nothing_is_captured_while_decoding_is_timed(env: Environment, monkeypat
     recorder = Recorder()
     monkeypatch.setattr("fairseq_plugins.tasks.decoding.Graphs", lambda enabled: Graphs(recorder, "cpu", enabled))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    lengths = ["--replay-lengths", "3,6", "--replay-vocabulary", "60", "--timing-sentences", "4"]
-    folder = ["--results", str(env.folder / "models"), "--decoders", "greedy,gad (replayed)"]
-    setting = configure(["--replay", "tiny", *lengths, *folder, "--cpu", "--no-compiled-steps"])
-    bench = setting.bench
+    bench = released.random_bench(env)
+    contenders = [contender for contender in CONTENDERS if contender.name in (BEAM_1, "greedy", "gad")]
     monkeypatch.setattr(bench, "cuda", True)
     decode, decode_timed = bench.decode, bench.decode_timed
     timed: list[int] = []
@@ -89,7 +87,7 @@ def test_nothing_is_captured_while_decoding_is_timed(env: Environment, monkeypat
 
     monkeypatch.setattr(bench, "decode", warm_up)
     monkeypatch.setattr(bench, "decode_timed", watched)
-    measuring.measure(bench, setting.contenders, measuring.Plan((1, 3), env.sentences, 2), None)
+    measuring.measure(bench, contenders, measuring.Plan((1, 3), env.sentences, 2), None)
     assert recorder.captures > 0 and timed == [0] * 12
 
 

@@ -17,7 +17,6 @@ from fairseq_plugins.decoding.native import kernels
 CLASSES = {
     kernel_module.KernelGenerator: "Generator",
     kernel_module.KernelPolicy: "Policy",
-    kernel_module.KernelReplayedDrafter: "ReplayedDrafter",
 }
 # The enumerations that it names.
 MEMBERS = {"Activation": {"RELU", "GELU", "SILU"}, "Lookup": {"UNIQUE", "RECENT", "NEAREST"}}

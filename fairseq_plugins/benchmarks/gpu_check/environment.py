@@ -23,7 +23,7 @@ class Environment:
     Attributes:
         device: "cuda", or "cpu" in tests.
         folder: of results and models.
-        shape: of models with random weights, a name in `replay.SHAPES`.
+        shape: of models with random weights, a name in `random_models.SHAPES`.
         sentences: size of the test set.
         lengths: lengths of its shortest and longest sentence with random weights.
         vocabulary: symbols of the dictionary with random weights.

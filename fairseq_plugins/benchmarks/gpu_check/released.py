@@ -8,10 +8,10 @@ from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
 
-from fairseq_plugins.benchmarks import replay
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import CONTENDERS
 from fairseq_plugins.benchmarks.gpu_check.environment import ROOT, Environment, decode, same_ids
+from fairseq_plugins.benchmarks.gpu_check.random_models import LIMITS, binarise, prepare
 from fairseq_plugins.benchmarks.gpu_check.report import NOT_RUN, Outcome, passed_if
 from fairseq_plugins.benchmarks.setting import configure
 
@@ -44,11 +44,9 @@ def options_of(precision: str) -> list[str]:
 
 def random_bench(env: Environment, *options: str) -> Bench:
     """Return a bench with models of random weights, the drafter with the verifier's states."""
-    shortest, longest = env.lengths
-    lengths = ["--replay-lengths", f"{shortest},{longest}", "--replay-vocabulary", str(env.vocabulary)]
-    replayed = ["--replay", env.shape, "--replay-drafter", "features", "--timing-sentences", str(env.sentences)]
-    folder = ["--results", str(env.folder / "models")]
-    return configure([*replayed, *lengths, *folder, *env.device_options, *options]).bench
+    data, verifier, drafter = prepare(env)
+    models = [data, "--path", verifier, "--drafter-path", drafter, "--results", str(env.folder / "models")]
+    return configure([*models, *LIMITS, *env.device_options, *options]).bench
 
 
 def released_benches(env: Environment, precision: str, only_largest: bool = False) -> Iterator[tuple[str, Bench]]:
@@ -77,7 +75,7 @@ def _binarised(env: Environment, folder: Path) -> Path:
         # Several processes may make it at once.
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
-            replay.binarise(Path(temporary), lines, *(folder / f"dict.{language}.txt" for language in languages))
+            binarise(Path(temporary), lines, *(folder / f"dict.{language}.txt" for language in languages))
             if not target.exists():
                 shutil.copytree(temporary, target)
     return target / "data"

@@ -12,8 +12,8 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
 from fairseq.trainer import Trainer
 
-from fairseq_plugins.benchmarks import replay
 from fairseq_plugins.benchmarks.gpu_check.environment import Environment
+from fairseq_plugins.benchmarks.gpu_check.random_models import SHAPES, prepare
 from fairseq_plugins.benchmarks.gpu_check.report import Outcome, passed_if
 
 _UPDATES = 8
@@ -58,17 +58,16 @@ def _trainer(env: Environment, *more: str) -> tuple[Trainer, dict[str, Any]]:
 
 def _arguments(env: Environment, *more: str) -> list[str]:
     """Return fairseq-train's arguments for a drafter that reads a random verifier's states and learns to copy."""
-    texts = (env.sentences, env.lengths, env.vocabulary)
-    replayed, verifier, _ = replay.prepare(env.folder / "models", env.shape, "features", "fp16", *texts)
+    sources, verifier, _ = prepare(env)
     data = env.folder / "training"
     if not data.exists():
-        shutil.copytree(replayed, data)
+        shutil.copytree(sources, data)
         for suffix in ("bin", "idx"):
             shutil.copy(data / f"test.src-tgt.src.{suffix}", data / f"test.src-tgt.tgt.{suffix}")
-    _, architecture, sizes = replay.SHAPES[env.shape]
+    _, architecture, sizes = SHAPES[env.shape]
     return [
         *(str(data), "--source-lang", "src", "--target-lang", "tgt", "--share-all-embeddings", *sizes),
-        *("--user-dir", str(Path(replay.__file__).parents[1]), "--task", "spec_dec", "--arch", architecture),
+        *("--user-dir", str(Path(__file__).parents[2]), "--task", "spec_dec", "--arch", architecture),
         *("--criterion", "glat_loss", "--verifier-path", verifier, "--share-encoder", "--drafter-context", "features"),
         *("--decoder-layers", "2", "--optimizer", "adam", "--lr", "1e-4", "--max-update", str(_UPDATES)),
         *("--train-subset", "test", "--valid-subset", "test", "--disable-validation"),

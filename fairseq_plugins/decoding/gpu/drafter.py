@@ -3,10 +3,6 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import triton
-from torch import Tensor
-
-from fairseq_plugins.decoding.gpu.kernels.drafts import draft_given
 from fairseq_plugins.decoding.kernel_module import GivenDrafts
 
 if TYPE_CHECKING:
@@ -61,11 +57,3 @@ class Drafter:
 
     def observe(self, batch: "Batch", verified: "Verified") -> None:
         """Read the result of an iteration: `batch.emitted` tokens, states of the verified rows."""
-
-    def draft_given(self, given: Tensor, batch: "Batch", places: int, width: int, after_output: bool = False) -> None:
-        """Draft tokens [places, any]: see the kernel."""
-        draft_given[(places,)](
-            given, batch.lengths, batch.place_limits, batch.emitted, batch.draft, batch.num_drafted, batch.active,
-            given.size(1), batch.draft.stride(0), width, AFTER_OUTPUT=after_output,
-            STEPS=triton.next_power_of_2(width), num_warps=4, **self.launch,
-        )  # fmt: skip

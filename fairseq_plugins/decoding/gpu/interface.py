@@ -7,9 +7,8 @@ either of them.
 # ruff: noqa: F401
 from fairseq_plugins.decoding.gpu.acceptance import accept_at_least, accept_top_beta, accept_within_distance
 from fairseq_plugins.decoding.gpu.beam_search import EosForbidden
-from fairseq_plugins.decoding.gpu.drafters.combined import FallbackDrafter as fallback_drafter
-from fairseq_plugins.decoding.gpu.drafters.combined import ReplayedDrafter
 from fairseq_plugins.decoding.gpu.drafters.copying import CopyDrafter
+from fairseq_plugins.decoding.gpu.drafters.fallback import FallbackDrafter as fallback_drafter
 from fairseq_plugins.decoding.gpu.drafters.features import FeatureDrafter as feature_drafter
 from fairseq_plugins.decoding.gpu.drafters.heads import HeadsDrafter as heads_drafter
 from fairseq_plugins.decoding.gpu.drafters.jacobi import JacobiDrafter as jacobi_drafter

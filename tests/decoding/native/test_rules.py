@@ -15,13 +15,13 @@ from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import KernelMethod, MethodContext, MethodOptions
 from fairseq_plugins.decoding.native import kernels
 from fairseq_plugins.decoding.native.backend import NativeBackend
+from fairseq_plugins.decoding.reference.drafters.copying import NEAREST_MAX_MATCH, CopyDrafter, draft_texts
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.search.rules import Rule, TopBeta, exact, with_min_block, within_distance
 from tests.strategies import SEARCHES, UNSHRUNK, example_count
 from tests.support import (
     Options,
     RecordedStats,
-    ScriptedDrafter,
     assert_same_output,
     decode,
     fairseq_greedy,
@@ -50,16 +50,14 @@ def make_rule(name: str, beta: int, tau: float, epsilon: float) -> tuple[Rule, A
     return exact, None
 
 
-def run_replayed(
-    model: nn.Module, task: Any, sample: dict[str, Any], drafts: Tensor, acceptance: Any, **search: Any
+def run_copying(
+    model: nn.Module, task: Any, sample: dict[str, Any], texts: Tensor, acceptance: Any, **search: Any
 ) -> tuple[list, list[list[int]]]:
-    """Decode on the kernels with given drafts [B, T], by output position; return outputs and emitted tokens."""
-    # The wrapped drafter only sets the width of drafts, the length of the longest source; its tokens are replaced.
-    drafter = kernels().ReplayedDrafter(kernels().CopyDrafter(kernels().Lookup.UNIQUE, 20), 1.0)
-    drafter.replay(drafts)
+    """Decode on the kernels with parts of given texts [B, T] as drafts; return outputs and emitted tokens."""
+    drafter = kernels().CopyDrafter(kernels().Lookup.NEAREST, NEAREST_MAX_MATCH, WIDTH)
 
     def build(context: MethodContext, options: MethodOptions) -> KernelMethod:
-        return KernelMethod(context.weights, drafter, acceptance)
+        return KernelMethod(context.weights, drafter, acceptance, drafts=lambda _: texts[:, None].tolist())
 
     how = Options("greedy")
     spec = replace(how.spec, build_kernels=build)
@@ -103,7 +101,7 @@ def test_acceptance(
     prefix: list[int] | None,
     seed: int,
 ) -> None:
-    """Drafts are random. Fixed scores have many ties, and forbid some tokens."""
+    """Drafts are copied from random texts. Fixed scores have many ties, and forbid some tokens."""
     generator = torch.Generator().manual_seed(seed)
     task = make_task(VOCABULARY)
     model = make_transformer(task, seed)
@@ -115,19 +113,16 @@ def test_acceptance(
         forbidden[[EOS, 6]] = False
         model = with_fixed_scores(model, values.masked_fill(forbidden, -torch.inf))
     sample = make_sample(task, SOURCES, seed)
-    drafts = torch.randint(0, VOCABULARY, (len(SOURCES), 60), generator=generator)
+    texts = torch.randint(0, VOCABULARY, (len(SOURCES), 60), generator=generator)
     if prefix is not None:
         search = {**search, "prefix_tokens": torch.tensor([prefix] * len(SOURCES))}
     python, native = make_rule(rule, beta, tau, epsilon)
     if block:
         python, native = with_min_block(block, python), kernels().accept_at_least(block, native)
 
-    def script(sentence: int, done: int, width: int) -> list[int]:
-        return drafts[sentence, done : done + width].tolist()
-
-    scripted = ScriptedDrafter(script, WIDTH)
-    expected, stats = decode([model], task, sample, scripted, rule=python, engine=Engine(), **search)
-    output, emitted = run_replayed(model, task, sample, drafts, native, **search)
+    copying = CopyDrafter(lambda _: draft_texts(texts[:, None].tolist()), "nearest", WIDTH)
+    expected, stats = decode([model], task, sample, copying, rule=python, engine=Engine(), **search)
+    output, emitted = run_copying(model, task, sample, texts, native, **search)
     assert_same_output(output, expected)
     assert emitted == [sentence.emitted for sentence in stats]
 
@@ -145,11 +140,11 @@ def test_relaxed_rules_accept_more(rule: Callable[[], Any], more: float) -> None
     task = make_task(VOCABULARY)
     model = make_transformer(task, 3, ending=False)
     sample = make_sample(task, SOURCES)
-    drafts = torch.randint(5, 11, (3, 60), generator=torch.Generator().manual_seed(0))
+    texts = torch.randint(5, 11, (3, 60), generator=torch.Generator().manual_seed(0))
     search = {"max_len_b": 30, "min_len": 20}
     counts = []
     for acceptance in (None, rule()):
-        _, emitted = run_replayed(model, task, sample, drafts, acceptance, **search)
+        _, emitted = run_copying(model, task, sample, texts, acceptance, **search)
         counts.append(sum(map(sum, emitted)) / sum(map(len, emitted)))
     assert counts[1] > more * counts[0]
 

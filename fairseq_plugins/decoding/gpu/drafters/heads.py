@@ -6,10 +6,12 @@ As csrc/drafters/heads.cpp: the heads share a hidden layer, and each adds its ou
 from dataclasses import replace
 
 import torch
+import triton
 
 from fairseq_plugins.decoding.gpu.batch import Batch
 from fairseq_plugins.decoding.gpu.drafter import Drafter
 from fairseq_plugins.decoding.gpu.kernels.constants import Activation
+from fairseq_plugins.decoding.gpu.kernels.drafts import draft_given
 from fairseq_plugins.decoding.gpu.runner import Input
 from fairseq_plugins.decoding.gpu.search import GreedySearch, Verified
 from fairseq_plugins.decoding.gpu.vocabulary import choose_best, make_scores, score
@@ -40,7 +42,10 @@ class HeadsDrafter(Drafter):
     def draft(self, batch: Batch, places: int, width: int) -> None:
         """Draft the proposals of the last verification."""
         proposals = self.scores.token[: places * self.heads].view(places, self.heads)
-        self.draft_given(proposals, batch, places, width)
+        draft_given[(places,)](
+            proposals, batch.lengths, batch.place_limits, batch.emitted, batch.draft, batch.num_drafted, batch.active,
+            self.heads, batch.draft.stride(0), width, STEPS=triton.next_power_of_2(width), num_warps=4, **self.launch,
+        )  # fmt: skip
 
     def observe(self, batch: Batch, verified: Verified) -> None:
         """Run the heads on the states from which the last emitted tokens were predicted."""

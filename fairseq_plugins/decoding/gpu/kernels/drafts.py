@@ -35,11 +35,10 @@ def draft_given(
     size,
     draft_stride,
     width,
-    AFTER_OUTPUT: tl.constexpr,
     STEPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Draft given tokens: those for the positions after the output, or all of them once a token has been emitted.
+    """Draft given tokens once a token has been emitted.
 
     Grid: sentences.
     """
@@ -48,14 +47,10 @@ def draft_given(
     if tl.load(active + sentence) == 0:
         return
     limits += sentence * TOKENS
-    count = most_drafted(lengths, limits, sentence, width)
+    count = tl.minimum(most_drafted(lengths, limits, sentence, width), size)
+    count = tl.where(tl.load(emitted + sentence) > 0, count, 0)
     step = tl.arange(0, STEPS)
-    if AFTER_OUTPUT:
-        place = tl.minimum(tl.load(lengths + sentence) + step, size - 1)
-    else:
-        place = step
-        count = tl.where(tl.load(emitted + sentence) > 0, tl.minimum(count, size), 0)
-    token = tl.load(given + sentence * size + place, mask=step < count, other=0)
+    token = tl.load(given + sentence * size + step, mask=step < count, other=0)
     write_draft(draft, num_drafted, sentence, draft_stride, step, token, count, tl.load(limits + EOS), STEPS)
 
 

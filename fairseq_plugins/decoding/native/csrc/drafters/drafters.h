@@ -92,32 +92,4 @@ SharedDrafter make_heads_drafter(SharedLinear expand, SharedLinear shrink, Share
 // Makes a drafter that uses `second` for sentences for which `first` drafts nothing.
 SharedDrafter make_fallback_drafter(SharedDrafter first, SharedDrafter second);
 
-// Runs a drafter but replaces its tokens by given ones, to benchmark with simulated drafts.
-class ReplayedDrafter final : public Drafter {
-public:
-    // probability: of each token, for the policy.
-    ReplayedDrafter(SharedDrafter inner, float probability) : inner(std::move(inner)), probability(probability) {}
-
-    // tokens: [B][width], drafted at each position of the output of the next batch. Empty: the inner drafter's tokens.
-    void replay(std::vector<int64_t> new_tokens, int64_t new_width) {
-        tokens = std::move(new_tokens);
-        width = new_width;
-    }
-
-    int64_t max_width(const Batch& batch) const override { return inner->max_width(batch); }
-    std::vector<int> layers_read() const override { return inner->layers_read(); }
-    bool reads_all_predictions() const override { return inner->reads_all_predictions(); }
-    bool can_draft(const Batch& batch, int64_t sentence) const override { return inner->can_draft(batch, sentence); }
-    void begin_batch(const Batch& batch) override { inner->begin_batch(batch); }
-    void begin(const Batch& batch, const std::vector<int64_t>& sentences) override { inner->begin(batch, sentences); }
-    void observe(const Work& work) override { inner->observe(work); }
-    void draft(Work& work) override;
-
-private:
-    const SharedDrafter inner;
-    const float probability;
-    std::vector<int64_t> tokens;
-    int64_t width = 0;
-};
-
 }  // namespace spec_dec

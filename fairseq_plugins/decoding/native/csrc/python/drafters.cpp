@@ -100,14 +100,6 @@ void bind_drafters(nb::module_& m) {
         "block"_a, "window_ratio"_a, "length"_a, "initial"_a, "pool"_a);
     m.def("heads_drafter", &make_heads_drafter, "expand"_a, "shrink"_a, "projection"_a);
     m.def("fallback_drafter", &make_fallback_drafter, "first"_a, "second"_a);
-    nb::class_<ReplayedDrafter, Drafter>(m, "ReplayedDrafter", "Runs a drafter but replaces its tokens.")
-        .def(nb::init<SharedDrafter, float>(), "inner"_a, "probability"_a)
-        .def(
-            "replay",
-            [](ReplayedDrafter& self, const Array<int64_t, 2>& tokens) {
-                self.replay({tokens.data(), tokens.data() + tokens.size()}, static_cast<int64_t>(tokens.shape(1)));
-            },
-            "tokens"_a, "Set the tokens [B, T] to draft at each position of the outputs of the next batch.");
     nb::class_<Acceptance>(m, "Acceptance");
     m.def("accept_top_beta", &accept_top_beta, "beta"_a, "tau"_a);
     m.def(

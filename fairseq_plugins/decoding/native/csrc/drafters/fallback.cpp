@@ -1,4 +1,4 @@
-// Drafters that wrap other drafters.
+// Drafts with another drafter where the first drafts nothing.
 
 #include "drafters.h"
 
@@ -52,24 +52,6 @@ private:
 
 SharedDrafter make_fallback_drafter(SharedDrafter first, SharedDrafter second) {
     return std::make_shared<FallbackDrafter>(std::move(first), std::move(second));
-}
-
-void ReplayedDrafter::draft(Work& work) {
-    thread_local SurvivalCounts ignored(1);
-    // The inner drafter drafts in full, as its cost is part of the benchmark.
-    Drafts replayed = work.drafts;
-    work.drafts.verified = nullptr;
-    work.drafts.survival_counts = replayed.survival_counts ? &ignored : nullptr;
-    inner->draft(work);
-    if (tokens.empty()) return;
-    std::swap(work.drafts, replayed);
-    for (size_t index = 0; index < work.active.size(); ++index) {
-        const int64_t b = work.active[index], length = work.batch.lengths[b];
-        const int64_t* output = tokens.data() + b * width % tokens.size();
-        for (int64_t t = 0; work.batch.is_drafted[b] && work.drafts.can_add(index); ++t) {
-            if (!work.drafts.add(index, output[std::min(length + t, width - 1)], probability)) break;
-        }
-    }
 }
 
 }  // namespace spec_dec
