@@ -88,11 +88,11 @@ def records(rows: Sequence[Row], batch_sizes: Sequence[int], profiled: Mapping[s
 
 
 def sections(
-    rows: Sequence[Row], long: bool, batch_sizes: Sequence[int], profiled: Mapping[str, Profile]
+    rows: Sequence[Row], long: int | None, batch_sizes: Sequence[int], profiled: Mapping[str, Profile]
 ) -> list[tuple[str, str]]:
-    """Return title (may be empty) and text of all tables."""
+    """Return title (may be empty) and text of all tables; the long ones if `long` is the whole subset's batch size."""
     found = [("", tables.table_of(rows, tables.short(rows, batch_sizes)))]
-    found += tables.long(rows, batch_sizes) if long else []
+    found += [] if long is None else tables.long(rows, batch_sizes, long)
     return found + [(f"Where the time goes: {row}, batch 1", profile.table()) for row, profile in profiled.items()]
 
 
@@ -107,7 +107,7 @@ def run(argv: Sequence[str]) -> None:
     profiled = profiles(bench, contenders, plan)
     parts = [
         f"## {title}\n\n{text}\n" if title else f"{text}\n"
-        for title, text in sections(rows, args.long, plan.batch_sizes, profiled)
+        for title, text in sections(rows, bench.batch_size if args.long else None, plan.batch_sizes, profiled)
     ]
     lines = [
         *notes(setting, contenders, rows, plan),

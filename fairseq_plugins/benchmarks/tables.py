@@ -33,13 +33,16 @@ def short(rows: Sequence[Row], batch_sizes: Sequence[int]) -> list[Column]:
     ]
 
 
-def long(rows: Sequence[Row], batch_sizes: Sequence[int]) -> list[tuple[str, str]]:
-    """Return title and table of output, speed, and latency if batch size 1 was timed."""
+def long(rows: Sequence[Row], batch_sizes: Sequence[int], output_size: int) -> list[tuple[str, str]]:
+    """Return title and table of output, speed, and latency if batch size 1 was timed.
+
+    The whole subset was decoded in batches of `output_size`, the timed sentences in those of `batch_sizes`.
+    """
     output: list[Column] = [
         ("lossless", lambda row: "yes" if row.lossless else "no, int8" if row.lossy else ""),
         *by_batch(batch_sizes, lambda row, size: f"{row.identical_timed[size]} of {row.timed_sentences}", "same, "),
-        ("iterations per sentence", lambda row: shown(row.iterations, ".2f")),
-        ("tokens/iteration", lambda row: shown(row.tokens_per_iteration, ".2f")),
+        (f"iterations per sentence, batch {output_size}", lambda row: shown(row.iterations, ".2f")),
+        (f"tokens/iteration, batch {output_size}", lambda row: shown(row.tokens_per_iteration, ".2f")),
     ]
     tables = [
         ("Output", table_of(rows, output)),

@@ -97,7 +97,8 @@ def _row(name: str, seconds: float, **more: object) -> Row:
 
 def test_tables() -> None:
     rows = [_row(BEAM_5, 4.0), _row(BEAM_1, 2.0), _row("gad", 1.0, lossless=True)]
-    long = {title: cells(text) for title, text in tables.long(rows, [1, 16])}
+    long = {title: cells(text) for title, text in tables.long(rows, [1, 16], 32)}
+    assert long["Output"][0][-1] == "tokens/iteration, batch 32"
     assert long["Output"][3] == ["gad", "yes", "2 of 10", "2 of 10", "-", "-"]
     assert long["Speed"][3] == ["gad", "5.0 (2.5–10.0)", "40.0 (40.0–40.0)"]
     assert long["Latency"][3] == ["gad", "510.0", "910.0", "1000.0"]
