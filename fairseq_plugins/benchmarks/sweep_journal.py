@@ -2,8 +2,9 @@
 
 import argparse
 import json
+import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypedDict
@@ -16,7 +17,7 @@ from fairseq_plugins.benchmarks.sweep_cells import Cell, CellResult, CellResults
 from fairseq_plugins.checkpoint.session import precision
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared import machine
-from fairseq_plugins.shared.files import lock, sha256, unwritable, write_atomically
+from fairseq_plugins.shared.files import HeldByAnother, lock, sha256, unwritable, write_atomically
 from fairseq_plugins.shared.typed_values import parse_json
 
 
@@ -64,15 +65,27 @@ class Journal:
 
 @contextmanager
 def sole_use(folder: Path) -> Iterator[None]:
-    """Lock the folder; raises ConfigurationError if another sweep has it, or if it cannot be written or locked."""
+    """Lock the folder, which is made, and removed if nothing was written.
+
+    Raises ConfigurationError if another sweep has it, or if it cannot be written or locked.
+    """
+    is_new, path = not folder.exists(), folder / ".lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / ".lock", "w", encoding="utf-8")
+        file = open(path, "w", encoding="utf-8")
     except OSError as error:
         raise unwritable(folder, "--output", error) from error
     with file:
         lock(file, folder)
-        yield
+        if not (path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())):
+            raise HeldByAnother(folder)  # its sweep has ended since the file was opened
+        try:
+            yield
+        finally:
+            path.unlink()
+            if is_new:
+                with suppress(OSError):  # it has files
+                    folder.rmdir()
 
 
 def circumstances(cfg: DictConfig, args: argparse.Namespace) -> dict[str, Any]:

@@ -181,6 +181,7 @@ def test_real_sweep(
     assert again == printed
     assert "6 settings finished before, 0 to do" in log
     assert (tmp_path / "cells.jsonl").read_text() == before
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["cells.jsonl", "sweep.json", "sweep.md"]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +201,8 @@ def test_real_sweep(
 def test_errors(
     changed: list[str], message: str, corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert sweep.main([*_arguments(corpus, tmp_path), *changed]) == 2
+    assert sweep.main([*_arguments(corpus, tmp_path / "new"), *changed]) == 2
+    assert not list(tmp_path.iterdir())
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("spec-dec-sweep: error: ") and message in error
 
