@@ -20,21 +20,23 @@ _INVALID = re.compile("[\udc80-\udcff]+")
 def read_invalid_text() -> None:
     """Let fairseq-interactive escape invalid bytes in its input, so that `mend_lines` finds them.
 
-    Only a newline ends a line, not a carriage return alone, so that line numbers are those of other programs.
+    A byte order mark at its beginning is skipped. Only a newline ends a line, not a carriage return alone, so that line
+    numbers are those of other programs.
 
-    fairseq-interactive opens --input with `fileinput.hook_encoded` without an error handler: an invalid byte would end
-    the run. This function is the only one that can be replaced to add the handler.
+    fairseq-interactive opens --input with `fileinput.hook_encoded("utf-8")` without an error handler: an invalid byte
+    would end the run. This function is the only one that can be replaced to add the handler.
     """
     if os.path.basename(sys.argv[0]) not in ("fairseq-interactive", "interactive.py"):
         return
     if hasattr(sys.stdin, "reconfigure"):
-        sys.stdin.reconfigure(errors=_HANDLER, newline="\n")
+        encoding = ENCODING if sys.stdin.encoding.lower() == "utf-8" else sys.stdin.encoding
+        sys.stdin.reconfigure(encoding=encoding, errors=_HANDLER, newline="\n")
     fileinput.hook_encoded = _hook_escaped
 
 
 def _hook_escaped(encoding: str, errors: str | None = None) -> Callable[..., IO[Any]]:
     """Replace `fileinput.hook_encoded`."""
-    return lambda file, mode: open(file, encoding=encoding, errors=_HANDLER, newline="\n")
+    return lambda file, mode: open(file, encoding=ENCODING, errors=_HANDLER, newline="\n")
 
 
 def mend_lines(lines: Sequence[str], before: int) -> list[str]:

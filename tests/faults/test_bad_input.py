@@ -128,9 +128,17 @@ def test_lines_that_are_too_long_do_not_stop_the_rest(released: Released, monkey
         ]
 
 
-def test_standard_input_that_is_not_utf8(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_input_of_interactive_that_is_not_utf8(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Standard input, or a file; a byte order mark is no text."""
+    content, file = b"\xef\xbb\xbfa\xff\xfe b\nc\n", tmp_path / "text"
+    file.write_bytes(content)
     monkeypatch.setattr(sys, "argv", ["fairseq-interactive"])
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\xfe b\nc\n"), encoding="utf-8"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
+    monkeypatch.setattr(fileinput, "hook_encoded", fileinput.hook_encoded)
     read_invalid_text()
-    assert mend_lines(list(sys.stdin), 40) == ["a\ufffd b\n", "c\n"]
-    assert capsys.readouterr().err == "input, line 41: is not UTF-8; what is wrong was read as U+FFFD\n"
+    for name in ("-", str(file)):
+        with fileinput.input([name], openhook=fileinput.hook_encoded("utf-8")) as lines:
+            assert mend_lines(list(lines), 40) == ["a\ufffd b\n", "c\n"]
+        assert capsys.readouterr().err == "input, line 41: is not UTF-8; what is wrong was read as U+FFFD\n"
