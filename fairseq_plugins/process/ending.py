@@ -11,10 +11,10 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from fairseq_plugins.process.output import (
+    PARENT,
     READER_IS_GONE,
     abandon_output,
     flush_failure,
@@ -25,9 +25,6 @@ from fairseq_plugins.process.output import (
 
 FAILED = 1
 """Exit status of a run that continued after a write failure; the same as after an error."""
-
-FAILURES = "SPEC_DEC_FAILURES"
-"""Variable with the file in which one of several processes notes failures; its own status is 0, since it went on."""
 
 _has_failed = False
 _pending: "list[weakref.finalize[Any, Any]]" = []
@@ -47,7 +44,7 @@ def set_failed() -> None:
 
 def failure_ends_others() -> bool:
     """Return whether a failure was noted whose status would let torchrun, started by the user, end all processes."""
-    return _has_failed and FAILURES not in os.environ and "TORCHELASTIC_RUN_ID" in os.environ
+    return _has_failed and PARENT not in os.environ and "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def close_with(owner: Any, close: Callable[[], None]) -> None:
@@ -75,10 +72,7 @@ def _end() -> None:
     if failure is not None:
         say_output_failure(failure)
     raised = getattr(sys, "last_value", None)
-    failures = os.environ.get(FAILURES)
-    if _has_failed and failures is not None:
-        Path(failures).touch()
-    status = FAILED if (_has_failed and failures is None) or failure is not None else 0
+    status = FAILED if _has_failed or failure is not None else 0
     if any(isinstance(error, BrokenPipeError) for error in (failure, raised)):
         status = READER_IS_GONE
     # After other exceptions and Ctrl-C the status is already non-zero.

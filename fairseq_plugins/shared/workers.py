@@ -1,21 +1,21 @@
 """Share shards of the work among processes, and start one process for each GPU."""
 
 import ctypes
-import logging
 import os
 import signal
+import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+from uuid import uuid4
 
 from torch import distributed
 
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.process.ending import FAILURES, set_failed
+from fairseq_plugins.process.ending import FAILED, set_failed
 from fairseq_plugins.process.output import PARENT, say
 from fairseq_plugins.shared.files import HeldByAnother
 
@@ -36,7 +36,7 @@ class Worker:
     rank: int = 0  # torchrun's, within the job
     world_size: int = 1  # torchrun's, processes per job
     device: int = 0  # index of the GPU
-    spawned: bool = False  # whether torchrun started this process
+    spawned: bool = False  # whether torchrun or `start_processes` started this process
     run_id: str = ""  # id of the array or of torchrun's run; empty without
 
     @property
@@ -133,49 +133,32 @@ def end_with_parent() -> None:
 
 
 def start_processes(count: int, module: str, argv: Sequence[str]) -> None:
-    """Run a module of this package with these arguments in `count` processes, by torchrun, and wait for them.
+    """Run a module of this package with these arguments in `count` processes, which share its work.
 
     Failures that a process reported while it went on are those of this process at its end.
 
     Raises:
         ConfigurationError: if one of them failed, which has printed its own error.
-        KeyboardInterrupt: after Ctrl-C.
-        SystemExit: after SIGTERM, as `scancel` sends it.
     """
     sys.stdout.flush()
-    arguments = ["--standalone", "--nproc-per-node", str(count), "-m", module, *argv]
-    with tempfile.TemporaryDirectory(prefix="spec-dec-") as folder:
-        failures = Path(folder, "failures")
-        variables = {PARENT: str(os.getpid()), FAILURES: str(failures)}
-        if "OMP_NUM_THREADS" not in os.environ:
-            # A share of the cores each; torchrun would set 1, and warn of it.
-            variables["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // count))
-        os.environ |= variables
-        try:
-            _run_torchrun(arguments, count)
-        finally:
-            for variable in variables:
-                del os.environ[variable]
-        if failures.exists():
-            set_failed()
-
-
-def _run_torchrun(arguments: Sequence[str], count: int) -> None:
-    # 50 modules, which a single process does not need.
-    from torch.distributed import run as torchrun
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-    logging.disable(logging.WARNING)  # of torchrun, about each signal that it sends
+    threads = max(1, len(os.sched_getaffinity(0)) // count)
+    variables = {"OMP_NUM_THREADS": str(threads), **os.environ, PARENT: str(os.getpid())}
+    variables |= {"TORCHELASTIC_RUN_ID": uuid4().hex, "WORLD_SIZE": str(count)}
+    processes: list[subprocess.Popen[bytes]] = []
     try:
-        torchrun.main(arguments)
-    except SignalException as error:  # torchrun has ended the processes
-        if error.sigval == signal.SIGINT:
-            raise KeyboardInterrupt from error
-        raise SystemExit(128 + error.sigval) from error
-    except ChildFailedError as error:
-        problem = f"{len(error.failures)} of {count} processes failed, for the reason given above"
+        for rank in map(str, range(count)):
+            environment = {**variables, "RANK": rank, "LOCAL_RANK": rank}
+            processes.append(subprocess.Popen([sys.executable, "-m", module, *argv], env=environment))
+        statuses = [process.wait() for process in processes]
+    finally:  # after Ctrl-C, or a signal before a time limit
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
+    if FAILED in statuses:
+        set_failed()
+    failed = sum(status not in (0, FAILED) for status in statuses)
+    if failed:
+        problem = f"{failed} of {count} processes failed, for the reason given above"
         remedy = "mend it and run the same command again: what is finished is kept"
-        raise ConfigurationError(None, None, problem, remedy) from error
-    finally:
-        logging.disable(logging.NOTSET)
+        raise ConfigurationError(None, None, problem, remedy)

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from torch.distributed.elastic.multiprocessing import SignalException
 
+from fairseq_plugins.process import ending
 from fairseq_plugins.process.output import PARENT
 from fairseq_plugins.shared import workers
 from fairseq_plugins.shared.cli import run_command
@@ -38,34 +38,43 @@ def test_processes_that_would_train_two_models(tmp_path: Path, programs: Path) -
     assert not list(tmp_path.glob("out/*.pt"))
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, ""), (signal.SIGINT, "spec-dec-x: interrupted\n")])
-def test_processes_that_are_ended_together(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals, expected: str
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module `worker`, for `start_processes`."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path / "worker.py"
+
+
+@pytest.mark.parametrize(("statuses", "message"), [([0, 1], ""), ([2, 0], "1 of 2"), ([130, 1], "1 of 2")])
+def test_processes_that_fail(
+    statuses: list[int], message: str, module: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`scancel` and Ctrl-C give no traceback, although torchrun raises its own exception for both."""
+    """A process that went on after a failure has the status 1, and lets this one have it."""
+    monkeypatch.setattr(ending, "_has_failed", False)
+    module.write_text(f"import os\nos._exit({statuses}[int(os.environ['RANK'])])")
+    status = run_command("spec-dec-x", lambda argv: start_processes(2, "worker", argv), [])
+    assert status == (2 if message else 0) and message in capsys.readouterr().err
+    assert ending._has_failed == (1 in statuses)
 
-    def ended(_: object) -> None:
-        raise SignalException("Process 7 got signal", number)
 
-    monkeypatch.setattr("torch.distributed.run.main", ended)
-    try:
-        status: object = run_command("spec-dec-x", lambda argv: start_processes(2, "module", argv), [])
-    except SystemExit as end:
-        status = end.code
-    assert status == 128 + number and capsys.readouterr().err == expected
+def test_processes_that_are_interrupted(module: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C reaches this process, which ends the others."""
+    interrupt = f"if os.environ['RANK'] == '1':\n  os.kill({os.getpid()}, signal.SIGINT)"
+    module.write_text(f"import os, signal, time\n{interrupt}\ntime.sleep(60)")
+    started = time.monotonic()
+    assert run_command("spec-dec-x", lambda argv: start_processes(2, "worker", argv), []) == 130
+    assert capsys.readouterr().err == "spec-dec-x: interrupted\n" and time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize("given", [None, "7"])
-def test_processes_share_the_cores(given: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchrun would give each process one thread, and warn of it in four lines."""
+def test_processes_share_the_cores(given: str | None, module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
-    threads = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(9)))
-    monkeypatch.setattr("torch.distributed.run.main", lambda _: threads.append(os.environ["OMP_NUM_THREADS"]))
-    start_processes(2, "module", [])
-    assert threads == [given or "4"] and os.environ.get("OMP_NUM_THREADS") == given
+    module.write_text("import os, sys\nopen(sys.argv[1], 'a').write(os.environ['OMP_NUM_THREADS'])")
+    start_processes(2, "worker", [str(module.parent / "threads")])
+    assert (module.parent / "threads").read_text() == 2 * (given or "4")
 
 
 def test_workers_end_with_a_killed_parent() -> None:
