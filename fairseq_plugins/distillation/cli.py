@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.decode import decode_shards
 from fairseq_plugins.distillation.merge import check_subset, merge
+from fairseq_plugins.distillation.shards import shards_of
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.cli import CommandParser, positive, run_command
 from fairseq_plugins.shared.parsing import as_config, check_paths, generation_parser, parse_arguments
@@ -76,7 +76,7 @@ def _check_shard_options(num_shards: int | None, shard: int | None) -> None:
 
 def _count(given: int | None, folder: Path, subset: str, default: int) -> int:
     """Return the number of shards: that of --num-shards, of an earlier run, or one for each process."""
-    begun = shards.number_of_shards(folder, subset)
+    begun = shards_of(folder, subset).count()
     if given is not None and begun is not None and begun != given:
         problem = f"{folder} was begun with {begun}"
         raise ConfigurationError("--num-shards", given, problem, "give that number, or another {--output}")

@@ -16,12 +16,12 @@ from omegaconf import DictConfig, OmegaConf
 from fairseq_plugins.checkpoint.loading import read_checkpoint
 from fairseq_plugins.checkpoint.session import TaskSession, precision
 from fairseq_plugins.decoding import methods
-from fairseq_plugins.distillation import shards
-from fairseq_plugins.distillation.shards import ShardWriter, TeacherSentence
+from fairseq_plugins.distillation.shards import TOO_LONG, TeacherSentence, read_sentences, shards_of
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.process.output import counted
 from fairseq_plugins.shared.display import progress_bar
 from fairseq_plugins.shared.files import sha256
+from fairseq_plugins.shared.shards import ShardWriter, check_origin
 from fairseq_plugins.shared.workers import Worker, take_shards
 
 DEFAULT_MAX_TOKENS = 12000
@@ -147,11 +147,12 @@ def decode_shards(cfg: DictConfig, subset: str, shard: int | None, count: int, f
 
     Raises ConfigurationError for shards made from other data or options, and for batches too large for the GPU.
     """
-    made_from = origin(cfg, subset)
-    files = [shards.shard_path(folder, subset, number, count) for number in range(count)]
+    made_from, shards = origin(cfg, subset), shards_of(folder, subset)
+    files = [shards.path(number, count) for number in range(count)]
     for number in range(count) if shard is None else [shard]:
         if files[number].is_file():
-            shards.check_origin(files[number], shards.read_shard(files[number])[0], made_from)
+            check_origin(files[number], made_from)
+            read_sentences(files[number])
             print(f"{files[number]}: finished before", flush=True)
 
     @cache
@@ -160,7 +161,6 @@ def decode_shards(cfg: DictConfig, subset: str, shard: int | None, count: int, f
         return teacher, teacher.session.load(subset)
 
     def begin(number: int) -> tuple[int, ShardWriter]:
-        loaded()  # first, so that a teacher that cannot be loaded leaves no unfinished shard
         return number, ShardWriter(files[number], made_from)
 
     if shard is not None:
@@ -168,23 +168,29 @@ def decode_shards(cfg: DictConfig, subset: str, shard: int | None, count: int, f
     else:
         begun = take_shards(worker, count, lambda number: files[number].is_file(), begin)
     for number, writer in begun:
-        teacher, dataset = loaded()
-        missing = [sentence for sentence in range(number, len(dataset), count) if sentence not in writer.done]
-        too_long = [sentence for sentence in missing if dataset.src_sizes[sentence] > teacher.max_source]
-        writer.add(TeacherSentence(sentence, shards.TOO_LONG, "") for sentence in too_long)
-        left = [sentence for sentence in missing if sentence not in writer.done]
-        _decode_shard(teacher, dataset, left, writer, f"{subset} {number + 1}/{count}")
-        writer.finish()
-        print(f"{files[number]}: {counted(len(writer.done), 'sentence')}", flush=True)
+        with writer:
+            teacher, dataset = loaded()
+            numbers = range(number, len(dataset), count)
+            _decode_shard(teacher, dataset, numbers, writer, f"{subset} {number + 1}/{count}")
+            writer.finish()
+        print(f"{files[number]}: {counted(len(numbers), 'sentence')}", flush=True)
 
 
-def _decode_shard(teacher: Teacher, dataset: Any, numbers: list[int], writer: ShardWriter, name: str) -> None:
-    if not numbers:
+def _decode_shard(teacher: Teacher, dataset: Any, numbers: Sequence[int], writer: ShardWriter, name: str) -> None:
+    """Decode those of these sentences that the shard does not have."""
+    done = {sentence.number for sentence in read_sentences(writer.file)}
+    left = []
+    for number in numbers:
+        if number in done:
+            continue
+        if dataset.src_sizes[number] > teacher.max_source:
+            writer.write(str(TeacherSentence(number, TOO_LONG, "")))
+        else:
+            left.append(number)
+    if not left:
         return
-    total = len(numbers) + len(writer.done)
-    done = len(writer.done)
-    with progress_bar(total, initial=done, desc=name) as bar:
-        for batch in batches(dataset, numbers, teacher.cfg):
+    with progress_bar(len(numbers), initial=len(numbers) - len(left), desc=name) as bar:
+        for batch in batches(dataset, left, teacher.cfg):
             try:
                 sentences = teacher.decode(dataset, batch)
             except torch.cuda.OutOfMemoryError as error:
@@ -194,5 +200,5 @@ def _decode_shard(teacher: Teacher, dataset: Any, numbers: list[int], writer: Sh
                     f"out of GPU memory with {len(batch)} sentences of at most {max(dataset.src_sizes[batch])} tokens",
                     "lower {--max-tokens} or {--batch-size} and run the same command again: what is finished is kept",
                 ) from error
-            writer.add(sentences)
+            writer.write("".join(map(str, sentences)))
             bar.update(len(batch))

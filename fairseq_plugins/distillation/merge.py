@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq_cli import preprocess
 
 from fairseq_plugins.checkpoint.session import load_subset
-from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.decode import source_files
-from fairseq_plugins.distillation.shards import TeacherSentence
+from fairseq_plugins.distillation.shards import TOO_LONG, TeacherSentence, read_sentences, shards_of
 from fairseq_plugins.errors import ConfigurationError, unknown_value
+from fairseq_plugins.process.output import counted
 from fairseq_plugins.shared.files import new_folder, sha256, write_atomically
+from fairseq_plugins.shared.shards import check_origin, read_origin
 
 PREFIXES = {"train": "--trainpref", "valid": "--validpref", "test": "--testpref"}
 """fairseq-preprocess's option for each subset."""
@@ -62,26 +64,28 @@ def open_task(data: str, source: str | None, target: str | None) -> TranslationT
 def read_all(folder: Path, subset: str, data: str, count: int) -> tuple[dict[str, Any], list[TeacherSentence]]:
     """Return the origin of a subset's translations, and the translations in order.
 
-    Raises ConfigurationError for missing or corrupt shards, and shards of different origin.
+    Raises ConfigurationError for missing or corrupt shards, and shards of another origin or number of sentences.
     """
-    number = shards.number_of_shards(folder, subset)
+    shards = shards_of(folder, subset)
+    number = shards.count()
     if number is None:
         problem = f"has no shards of {subset}"
         raise ConfigurationError("--shards", folder, problem, "run `spec-dec-distill decode` first")
-    made_from: dict[str, Any] = {}
-    sentences: list[TeacherSentence] = []
-    for shard in range(number):
-        file = shards.shard_path(folder, subset, shard, number)
+    files = [shards.path(shard, number) for shard in range(number)]
+    for file in files:
         if not file.is_file():
             raise ConfigurationError(None, file, "not finished", "run the same `spec-dec-distill decode` again")
-        header, in_shard = shards.read_shard(file)
-        made_from = made_from or header
-        shards.check_origin(file, header, made_from)
-        sentences += in_shard
+    made_from = read_origin(files[0])
+    for file in files:
+        check_origin(file, made_from)
     if made_from["data"] != data:
         problem = "made from other data or dictionaries"
         raise ConfigurationError("--shards", folder, problem, "give the folder that was decoded")
-    return made_from, shards.in_order(sentences, count, folder)
+    sentences = sorted(chain.from_iterable(map(read_sentences, files)), key=lambda sentence: sentence.number)
+    if [sentence.number for sentence in sentences] != list(range(count)):
+        problem = f"has not one translation for each of the {counted(count, 'sentence')} of the data"
+        raise ConfigurationError(None, folder, problem, "remove the shards and decode the same data again")
+    return made_from, sentences
 
 
 def filter_pairs(
@@ -95,7 +99,7 @@ def filter_pairs(
     for source, sentence in zip(sources, sentences, strict=True):
         counts.sentences += 1
         lengths = len(source.split()), len(sentence.text.split())
-        if sentence.score == shards.TOO_LONG:
+        if sentence.score == TOO_LONG:
             counts.too_long += 1
         elif min(lengths) == 0:
             counts.empty += 1

@@ -10,10 +10,10 @@ torchrun, a Slurm array). Until the translation is complete, its shards are in a
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -32,9 +32,10 @@ from fairseq_plugins.shared.cli import CommandParser, positive, run_command
 from fairseq_plugins.shared.display import progress_bar
 from fairseq_plugins.shared.files import Destination, destination, unwritable
 from fairseq_plugins.shared.invalid_text import ENCODING, mend_lines
-from fairseq_plugins.shared.workers import end_with_parent, find_worker, start_processes, take_shards
+from fairseq_plugins.shared.shards import ShardWriter, read_lines
+from fairseq_plugins.shared.workers import Worker, end_with_parent, find_worker, start_processes, take_shards
 from fairseq_plugins.translation.drafts import DraftSources, count_lines, draft_sources
-from fairseq_plugins.translation.output_shards import CHUNK, OutputShard, OutputShards, origin, remove_unused
+from fairseq_plugins.translation.output_shards import CHUNK, OutputShards, forget_run, origin
 
 NAME = "spec-dec-translate"
 
@@ -223,9 +224,28 @@ def run(argv: Sequence[str]) -> None:
     """Parse arguments, and translate in this process or in several."""
     args = get_parser().parse_args(argv)
     end_with_parent()
-    worker = find_worker()
     options = set_options(args)
     args.input, args.output = (None if name == "-" else name for name in (args.input, args.output))
+    output = _check_files(args)
+    worker = find_worker()
+    processes = args.processes or (1 if args.device is not None else max(1, torch.cuda.device_count()))
+    if args.input is None or output is None or output.is_direct:
+        if worker.num_workers > 1 or (args.processes or 1) > 1:
+            problem = "several processes share a file"
+            raise ConfigurationError("--processes", None, problem, "give {--input} and {--output}")
+        _translate_stream(make_translator(args, options, worker), output)
+    elif processes > 1 and not worker.spawned:
+        start_processes(processes, "fairseq_plugins.translation.cli", argv)
+        if worker.num_jobs == 1:
+            forget_run(output.path)
+    else:
+        run_id = worker.run_id if worker.num_workers > 1 else ""
+        with OutputShards(output, origin(args), worker.num_workers, run_id) as shards:
+            _translate_shards(lambda: make_translator(args, options, worker), args, shards, worker)
+
+
+def _check_files(args: argparse.Namespace) -> Destination | None:
+    """Return the destination of the output, None for standard output; raise ConfigurationError for what cannot be."""
     if args.input is not None and not Path(args.input).is_file():
         raise ConfigurationError("--input", args.input, "no such file", "give raw text, a sentence a line")
     if args.nbest > 1 and args.output_format != "jsonl":
@@ -237,91 +257,62 @@ def run(argv: Sequence[str]) -> None:
     output = None if args.output is None else destination(args.output, "--output")
     if args.input is not None and output is not None and output.path.exists() and output.path.samefile(args.input):
         raise ConfigurationError("--output", args.output, "is the file of {--input}", "give another one")
-    in_shards = args.input is not None and output is not None and not output.is_direct
-    if not in_shards and (worker.num_workers > 1 or (args.processes or 1) > 1):
-        raise ConfigurationError("--processes", None, "several processes share a file", "give {--input} and {--output}")
-    if in_shards and not worker.spawned:
-        processes = args.processes or (1 if args.device is not None else max(1, torch.cuda.device_count()))
-        if processes > 1:
-            try:
-                start_processes(processes, "fairseq_plugins.translation.cli", argv)
-            finally:
-                if worker.num_jobs == 1 and output is not None:
-                    remove_unused(output.path)
-            return
+    return output
+
+
+def make_translator(args: argparse.Namespace, options: dict[str, Any], worker: Worker) -> Translator:
+    """Load the model; raises ConfigurationError as `load`, and for drafts in another language."""
     drafts = draft_sources(args)
-    device = args.device
+    device, task_options = args.device, None
     if device is None and torch.cuda.is_available():
         device = f"cuda:{worker.device}"
-    shards: OutputShards | None = None
-    begun: Iterable[OutputShard] = ()
-    first: OutputShard | None = None
-    if in_shards and output is not None:
-        run_id = worker.run_id if worker.num_workers > 1 else ""
-        shards = OutputShards(output, origin(args), worker.num_workers, run_id)
-        left = take_shards(worker, shards.count, shards.is_finished, shards.begin)
-        first = next(left, None)  # before loading the model, in case nothing is left
-        if first is None:
-            shards.join()
-            say(f"{NAME}: {args.output} was translated before")
-            return
-        begun = chain([first], left)
-    with ExitStack() as at_end:
-        if output is not None and worker.num_workers == 1:
-            at_end.callback(remove_unused, output.path)
-        if first is not None:
-            at_end.callback(first.close)
-        model = load(
-            args.folder,
-            verifier=args.verifier,
-            drafter=args.drafter,
-            data=args.data,
-            decoder=args.decoder or (None if drafts is None else "reuse"),
-            task=args.task,
-            task_options=None
-            if args.task == "spec_dec"
-            else {name: options.pop(name) for name in set(options) - LOAD.known},
-            source_lang=args.source_lang,
-            target_lang=args.target_lang,
-            subwords=args.subwords,
-            tokenizer=args.tokenizer,
-            device=device,
-            precision=args.precision,
-            threads=args.threads,
-            **options,
-        )
-        if drafts is not None:
-            drafts.check(model)
-        translator = Translator(model, args, drafts)
-        if shards is not None:
-            _translate_shards(translator, shards, begun)
-        else:
-            _translate_stream(translator, output)
+    if args.task != "spec_dec":
+        task_options = {name: options.pop(name) for name in set(options) - LOAD.known}
+    same = ("verifier", "drafter", "data", "task", "source_lang", "target_lang", "subwords", "tokenizer")
+    model = load(
+        args.folder,
+        decoder=args.decoder or (None if drafts is None else "reuse"),
+        task_options=task_options,
+        device=device,
+        **{name: getattr(args, name) for name in (*same, "precision", "threads")},
+        **options,
+    )
+    if drafts is not None:
+        drafts.check(model)
+    return Translator(model, args, drafts)
 
 
-def _translate_shards(translator: Translator, shards: OutputShards, begun: Iterable[OutputShard]) -> None:
+def _translate_shards(
+    make: Callable[[], Translator], args: argparse.Namespace, shards: OutputShards, worker: Worker
+) -> None:
     """Translate this process's share, and join the shards if all are finished."""
-    lines = count_lines(translator.args.input)
-    for shard in begun:
-        _translate_shard(translator, shard, shards.count, lines)
-    if shards.join():
-        say(f"{NAME}: all of {translator.args.input} is in {translator.args.output}")
+    translator: Translator | None = None
+    lines = count_lines(args.input)
+    for index, shard in take_shards(worker, shards.count, shards.is_finished, shards.begin):
+        with shard:
+            translator = translator or make()
+            _translate_shard(translator, shard, index, shards.count, lines)
+    is_joined = shards.join()
+    if translator is None:
+        say(f"{NAME}: {args.output} was translated before")
+        return
+    if is_joined:
+        say(f"{NAME}: all of {args.input} is in {args.output}")
     if translator.total.sentences:  # else other processes had translated all
         say(translator.summary())
     if failure_ends_others():
         shards.wait()
 
 
-def _translate_shard(translator: Translator, shard: OutputShard, count: int, lines: int) -> None:
+def _translate_shard(translator: Translator, shard: ShardWriter, index: int, count: int, lines: int) -> None:
     """Translate the missing chunks of one of `count` shards of a file of `lines` lines."""
-    source, index = translator.args.input, shard.index
     total = sum(min(CHUNK, lines - start) for start in range(index * CHUNK, lines, count * CHUNK))
-    done, number = shard.lines_done, 0
+    done, number = sum(1 for _ in read_lines(shard.file)), 0
     name = f"shard {index + 1} of {count}" if count > 1 else translator.model.decoder
     if done:
         say(f"{NAME}: resuming after {done} of {total} lines ({name})")
     with (
-        open(source, encoding=ENCODING, errors="surrogateescape", newline="\n") as file,
+        open(translator.args.input, encoding=ENCODING, errors="surrogateescape", newline="\n") as file,
         progress_bar(total, initial=done, desc=name) as bar,
     ):
         for turn, chunk in enumerate(chunks(file, CHUNK)):
@@ -331,7 +322,7 @@ def _translate_shard(translator: Translator, shard: OutputShard, count: int, lin
             skipped = min(done, len(chunk))
             done -= skipped
             if skipped < len(chunk):
-                shard.write(translator.translate(chunk[skipped:], before + skipped))
+                shard.write("".join(translator.translate(chunk[skipped:], before + skipped)))
                 bar.update(len(chunk) - skipped)
     shard.finish()
 

@@ -12,9 +12,9 @@ import pytest
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import load_indexed_dataset
 
-from fairseq_plugins.distillation import cli, shards
+from fairseq_plugins.distillation import cli
 from fairseq_plugins.distillation.merge import filter_pairs
-from fairseq_plugins.distillation.shards import TOO_LONG, ShardWriter, TeacherSentence, read_shard
+from fairseq_plugins.distillation.shards import TOO_LONG, TeacherSentence, read_sentences, shards_of
 from fairseq_plugins.shared.files import HeldByAnother
 from fairseq_plugins.shared.workers import Worker, find_worker, take_shards
 from tests.conftest import Corpus
@@ -42,10 +42,10 @@ def generated(corpus: Corpus, decoder: str, more: str = "") -> list[list[str]]:
 
 def sentences(folder: Path, subset: str = "train") -> list[TeacherSentence]:
     """Return the sentences of all finished shards, in the order they were written."""
-    count = shards.number_of_shards(folder, subset)
+    shards = shards_of(folder, subset)
+    count = shards.count()
     assert count is not None
-    files = [shards.shard_path(folder, subset, shard, count) for shard in range(count)]
-    return [sentence for file in files for sentence in read_shard(file)[1]]
+    return [sentence for shard in range(count) for sentence in read_sentences(shards.path(shard, count))]
 
 
 def texts(sentences_by_number: Sequence[TeacherSentence]) -> list[str]:
@@ -227,10 +227,14 @@ def test_spoiled_shards(corpus: Corpus, copy: Path, tmp_path: Path, capsys: pyte
     whole = file.read_bytes()
     merge = ["merge", corpus.data, "--shards", copy, "--destdir", tmp_path / "out"]
     again = ["decode", corpus.data, "--path", corpus.verifier, "--output", copy, "--decoder", "greedy", "--cpu"]
-    for spoiled in (whole[:-20], whole.replace(b"\t", b"\t ", 5), b"", whole[: len(whole) // 2]):
+    for spoiled in (whole[:-2], whole.replace(b"\t", b" ", 5), whole + b"\xff\n"):
         file.write_bytes(spoiled)
         refused(f"{file}: corrupt shard", capsys, *merge)
         refused(f"{file}: corrupt shard", capsys, *again)
+    for foreign in (b"", whole[:100], b"[]\n"):
+        file.write_bytes(foreign)
+        refused(f"{file}: was not written by this command; rename it", capsys, *merge)
+        refused(f"{file}: was not written by this command; rename it", capsys, *again)
     file.unlink()
     refused(f"{file}: not finished; ", capsys, *merge)
     kept = other.stat().st_mtime_ns
@@ -238,23 +242,13 @@ def test_spoiled_shards(corpus: Corpus, copy: Path, tmp_path: Path, capsys: pyte
     assert cli.main([str(word) for word in again]) == 0
     assert capsys.readouterr().out.count("finished before") == 2
     assert file.read_bytes() == whole and other.stat().st_mtime_ns == kept
-    header, translations = read_shard(file)
-    foreign = TeacherSentence(300, "0", "A")
-    for lines in ([*translations, translations[0]], translations[1:], [*translations, foreign]):
-        file.unlink()
-        writer = ShardWriter(file, header)
-        writer.add(lines)
-        writer.finish()
-        _fix_count(file, len(lines))
+    header, first, *lines = whole.splitlines(keepends=True)
+    for changed in ([first, *lines, first], lines, [first, *lines, b"300\t0\tA\n"]):
+        file.write_bytes(header + b"".join(changed))
         refused(f"{copy}: has not one translation for each of the 300 sentences of the data; ", capsys, *merge)
     shutil.copy(other, copy / "train.0-of-2.tsv")
     refused("has shards of different divisions", capsys, *merge)
     assert not list(tmp_path.glob("out*"))
-
-
-def _fix_count(file: Path, count: int) -> None:
-    body, footer = file.read_text().rstrip("\n").rsplit("\n", 1)
-    file.write_text(body + "\n" + json.dumps({**json.loads(footer), "sentences": count}) + "\n")
 
 
 def test_shards_of_something_else(

@@ -12,9 +12,9 @@ from msgspec import Meta
 from fairseq_plugins.benchmarks.sweep_journal import Journal
 from fairseq_plugins.conversion.settings import LoadSettings
 from fairseq_plugins.decoding.recording.trace import read_trace
-from fairseq_plugins.distillation.shards import read_shard
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.draft_files import read_drafts
+from fairseq_plugins.shared.shards import read_origin
 from fairseq_plugins.shared.typed_values import WrongValue, checked, load_json, parse_json, read_json
 
 DEEP = "[" * 100_000
@@ -67,7 +67,7 @@ def test_own_json_has_all_numbers() -> None:
 READERS: dict[str, Callable[[Path], object]] = {
     "trace": lambda file: read_trace(str(file)),
     "journal": lambda file: Journal(file, {}),
-    "shard": read_shard,
+    "shard": read_origin,
     "drafts": lambda file: read_drafts(str(file)),
     "load.json": lambda file: LoadSettings.read(file.rename(file.with_name("load.json")).parent),
 }

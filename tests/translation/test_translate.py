@@ -4,15 +4,13 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import fairseq_plugins
-from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.process import ending
-from fairseq_plugins.shared.files import lock
 from fairseq_plugins.translation import cli, output_shards
 from tests.support import REPOSITORY
 
@@ -104,34 +102,12 @@ def test_a_refused_option_leaves_nothing(text: Path, capsys: pytest.CaptureFixtu
     assert [file.name for file in text.parent.iterdir()] == ["text.en"]
 
 
-def test_processes_that_are_refused_leave_nothing(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But nothing is removed that another process writes, or that has text."""
-    folder, written = text.parent / "out.parts", []
-
-    def run_workers(count: int, module: str, argv: Sequence[str]) -> None:
-        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-        monkeypatch.setenv("WORLD_SIZE", str(count))
-        for rank in range(count):
-            monkeypatch.setenv("RANK", str(rank))
-            assert cli.main(argv) == 2
-        monkeypatch.delenv("TORCHELASTIC_RUN_ID")
-        (folder / "0-of-2.partial").write_text("".join(written))
-        raise ConfigurationError(None, None, "2 of 2 processes failed")
-
-    monkeypatch.setattr(cli, "start_processes", run_workers)
-    refused = ("--set", "tau=2", "--processes", "2")
-    assert translate(text, *refused) == 2
+def test_processes_that_are_refused_leave_nothing(text: Path, programs: Path) -> None:
+    command = [str(programs / "spec-dec-translate"), MODEL, "--input", str(text), "--set", "tau=2"]
+    command += ["--output", str(text.parent / "out"), "--device", "cpu", "--processes", "2"]
+    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert run.returncode == 2 and "2 of 2 processes failed, for the reason given above; mend it" in run.stderr
     assert [file.name for file in text.parent.iterdir()] == ["text.en"]
-    written.append("Zwei Hunde.\n")
-    assert translate(text, *refused) == 2 and folder.is_dir()
-    shard = folder / "0-of-2.partial"
-    shard.write_text("")
-    with shard.open() as held:
-        lock(held, shard)
-        output_shards.remove_unused(text.parent / "out")
-    assert folder.is_dir()
-    output_shards.remove_unused(text.parent / "out")
-    assert not folder.exists()
 
 
 def test_goes_on_where_it_was(
@@ -148,23 +124,14 @@ def test_goes_on_where_it_was(
         patch.setattr(cli.Translator, "translate", ends_early)
         assert translate(text) == 130
     partial = text.parent / "out.parts" / "0-of-1.partial"
-    assert not (text.parent / "out").exists() and len(partial.read_text(encoding="utf-8").split("\n")) == 3
+    origin, *lines = partial.read_text(encoding="utf-8").split("\n")
+    assert not (text.parent / "out").exists() and len(lines) == 3
     # A kill can tear a line; and what is there is taken as it is.
     done = [f"{expected[0]}, noted", *expected[1:3]]
-    partial.write_text("\n".join([*done, expected[3][:4]]), encoding="utf-8")
-
-    origin = text.parent / "out.parts" / "origin.json"
-    whole = origin.read_text(encoding="utf-8")
-    broken, other = f"{origin} is broken; remove {origin.parent}", f"{origin.parent} is there, and is not an unfinished"
-    for content, message in (("", other), (whole[:-3], broken), ("[]", other), ("{}", other)):
-        origin.write_text(content, encoding="utf-8")
-        capsys.readouterr()
-        assert translate(text) == 2
-        assert message in capsys.readouterr().err
-    origin.write_text(whole, encoding="utf-8")
+    partial.write_text("\n".join([origin, *done, expected[3][:4]]), encoding="utf-8")
 
     assert translate(text, "--set", "lenpen=0.5") == 2
-    assert "was begun with other set; remove that folder" in capsys.readouterr().err
+    assert f"{partial}: was made from other set; remove it or choose another --output" in capsys.readouterr().err
 
     assert translate(text) == 0
     assert "resuming after 3 of 5 lines" in capsys.readouterr().err
@@ -189,7 +156,7 @@ def test_other_dictionaries_or_subwords_are_refused(
         (model / name).write_bytes(b"".join(reversed(before.splitlines(keepends=True))))
         capsys.readouterr()
         assert cli.main(command) == 2
-        assert f"out.parts was begun with other {changed}; remove that folder" in capsys.readouterr().err
+        assert f"out.parts/0-of-2: was made from other {changed}; remove it" in capsys.readouterr().err
         (model / name).write_bytes(before)
 
 
@@ -242,7 +209,8 @@ def test_one_process_goes_on_with_the_parts_of_three(
     assert translate(text) == 0
     monkeypatch.delenv("SLURM_ARRAY_TASK_COUNT")
     noted = text.parent / "out.parts" / "0-of-3"
-    noted.write_text("noted\n" + noted.read_text(encoding="utf-8").split("\n", 1)[1], encoding="utf-8")
+    origin, _, *rest = noted.read_text(encoding="utf-8").split("\n")
+    noted.write_text("\n".join([origin, "noted", *rest]), encoding="utf-8")
     assert translate(text) == 0
     assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == ["noted", *expected[1:], ""]
     assert not (text.parent / "out.parts").exists()
