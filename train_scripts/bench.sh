@@ -22,5 +22,5 @@ models=("$raw" --path "$trained/verifier.pt" --drafter-path "$trained/drafter.pt
     --skip-invalid-size-inputs-valid-test)
 if [ -e "$blockwise" ]; then models+=(--blockwise-path "$blockwise"); fi
 # Set the number of threads first: libraries read it once, when they are loaded.
-OMP_NUM_THREADS=$THREADS python -m fairseq_plugins.benchmarks.benchmark "${models[@]}" --long --decoders all --profile \
+OMP_NUM_THREADS=$THREADS python -m fairseq_plugins.benchmarks.benchmark "${models[@]}" --decoders all \
     --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" --timing-batch-sizes "$BATCH_SIZES" --results "results/$NAME/bench" "$@"

@@ -3,7 +3,7 @@
     spec-dec-bench DATA_BIN --path VERIFIER.pt [--drafter-path DRAFTER.pt] [--results FOLDER]
 
 Takes all options of fairseq-generate. One process loads the models once, and decoders are timed in turns, so that other
-load on the machine slows all of them alike. --long adds tables of latency and the spread of the repetitions.
+load on the machine slows all of them alike.
 """
 
 import json
@@ -11,17 +11,16 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from fairseq_plugins.benchmarks import ctranslate, tables
+from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, GREEDY, Contender, lossy_note, reference_of
-from fairseq_plugins.benchmarks.measuring import Plan, Row, bleu_signature, measure, profiles
-from fairseq_plugins.benchmarks.setting import Setting, configure
+from fairseq_plugins.benchmarks.measuring import Plan, Row, bleu_signature, measure
+from fairseq_plugins.benchmarks.setting import configure
 from fairseq_plugins.checkpoint.session import precision
-from fairseq_plugins.decoding.recording.profile import Profile
 from fairseq_plugins.process.output import counted
 from fairseq_plugins.shared.cli import run_command
 from fairseq_plugins.shared.files import write_atomically
@@ -29,12 +28,9 @@ from fairseq_plugins.shared.machine import machine
 
 logger = logging.getLogger("spec-dec-bench")
 
-LONG_NOTE = "Latency: percentiles over the sentences of each sentence's median over the repetitions."
 
-
-def notes(setting: Setting, contenders: Sequence[Contender], rows: Sequence[Row], plan: Plan) -> list[str]:
+def notes(bench: Bench, contenders: Sequence[Contender], rows: Sequence[Row], plan: Plan) -> list[str]:
     """Return the lines below the tables: the meaning of the columns, and guarantees."""
-    args, bench = setting.args, setting.bench
     lossless = ", ".join(contender.name for contender in contenders if contender.lossless) or "none"
     kind, first = precision(bench.cfg), "" if bench.sentences is None else "the first "
     return [
@@ -45,7 +41,7 @@ def notes(setting: Setting, contenders: Sequence[Contender], rows: Sequence[Row]
         f"Speed on the first {counted(rows[0].timed_sentences, 'sentence')}: median of {plan.repeats} alternating runs"
         f"{plan.at_least} after a warm-up, time in the decoder only. Tokens per iteration and × (speed over the same "
         f"search) at batch size {plan.batch_sizes[0]}; × greedy is over our greedy decoding.",
-        *([LONG_NOTE] if args.long else []),
+        f"The slowest run of a row took up to {max(row.spread() for row in rows):.2f} times as long as its fastest.",
         f"Lossless by construction: {lossless}.",
         f"Precision: {kind}. {guarantee(kind)}",
         *lossy_note(contenders),
@@ -68,32 +64,12 @@ def warn_if_lossy(rows: Sequence[Row], contenders: Sequence[Contender], kind: st
     for row, contender in zip(rows, contenders, strict=True):
         if not contender.lossless or (kind != "fp32" and contender.reference == BEAM_5):
             continue  # fairseq's own beam search in half precision depends on its batches
-        for same, total in ((row.identical, row.sentences), (row.identical_timed.get(1), row.timed_sentences)):
+        timed = ((count, row.timed_sentences) for count in row.identical_timed.values())
+        for same, total in ((row.identical, row.sentences), *timed):
             if same is not None and same < total:
                 reference = reference_of(contender, kind)
                 different = f"{row.name} differs from {reference} in {total - same} of {total} sentences"
                 logger.warning("%s; in %s %s", different, kind, can_explain)
-
-
-def records(rows: Sequence[Row], batch_sizes: Sequence[int], profiled: Mapping[str, Profile]) -> list[dict[str, Any]]:
-    """Return all measurements for JSON, with every repetition and every sentence's latency."""
-    result = []
-    for row in rows:
-        record = {**asdict(row), "sentences_per_second": {size: row.rate(size) for size in batch_sizes}}
-        if row.name in profiled:
-            names = ("part", "milliseconds", "percent")
-            record["profile"] = [dict(zip(names, part, strict=True)) for part in profiled[row.name].rows()]
-        result.append(record)
-    return result
-
-
-def sections(
-    rows: Sequence[Row], long: int | None, batch_sizes: Sequence[int], profiled: Mapping[str, Profile]
-) -> list[tuple[str, str]]:
-    """Return title (may be empty) and text of all tables; the long ones if `long` is the whole subset's batch size."""
-    found = [("", tables.table_of(rows, tables.short(rows, batch_sizes)))]
-    found += [] if long is None else tables.long(rows, batch_sizes, long)
-    return found + [(f"Where the time goes: {row}, batch 1", profile.table()) for row, profile in profiled.items()]
 
 
 def run(argv: Sequence[str]) -> None:
@@ -104,20 +80,16 @@ def run(argv: Sequence[str]) -> None:
     contenders = bench.runnable(setting.contenders)
     plan = Plan(args.timing_batch_sizes, args.timing_sentences, args.repeats, args.timing_seconds)
     rows = measure(bench, contenders, plan, bench.references(args.reference))
-    profiled = profiles(bench, contenders, plan)
-    parts = [
-        f"## {title}\n\n{text}\n" if title else f"{text}\n"
-        for title, text in sections(rows, bench.batch_size if args.long else None, plan.batch_sizes, profiled)
-    ]
     lines = [
-        *notes(setting, contenders, rows, plan),
+        *notes(bench, contenders, rows, plan),
         f"Machine: {machine()}{ctranslate.version()}; load average before the run {load:.2f}",
         f"Command: {shlex.join(['spec-dec-bench', *argv])}",
     ]
-    text = "\n".join([*parts, "".join(f"- {line}\n" for line in lines)])
+    text = tables.table_of(rows, plan.batch_sizes) + "\n\n" + "".join(f"- {line}\n" for line in lines)
     print(text)
     if args.results is not None:
-        record = {"rows": records(rows, plan.batch_sizes, profiled), "notes": lines}
+        rates = [{"sentences_per_second": {size: row.rate(size) for size in plan.batch_sizes}} for row in rows]
+        record = {"rows": [asdict(row) | rate for row, rate in zip(rows, rates, strict=True)], "notes": lines}
         content = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
         write_atomically(Path(args.results) / "table.json", content, "--results")
         write_atomically(Path(args.results) / "table.md", text, "--results")

@@ -12,7 +12,6 @@ from fairseq_plugins.benchmarks.bench import Bench, Tokens
 from fairseq_plugins.benchmarks.contenders import BEAM_1, Contender, reference_of
 from fairseq_plugins.checkpoint.session import precision
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.recording.profile import Profile
 from fairseq_plugins.decoding.reference.backend import TorchBackend
 from fairseq_plugins.decoding.reference.captured.graph_capture import EAGER_USES, Graphs
 from fairseq_plugins.shared.display import progress_bar
@@ -31,25 +30,19 @@ class Row:
     sentences: int = 0
     identical_timed: dict[int, int] = field(default_factory=dict)  # the same of the timed sentences, by batch size
     timed_sentences: int = 0
-    iterations: float | None = None  # decoder runs per sentence
-    tokens_per_iteration: float | None = None  # tokens per decoder run
-    timed_tokens: dict[int, float] = field(default_factory=dict)  # the same of the timed runs, by batch size
+    tokens_per_iteration: dict[int, float] = field(default_factory=dict)  # of the timed sentences, by batch size
     seconds: dict[int, list[float]] = field(default_factory=dict)  # batch size -> one entry per repetition
     lossless: bool = False  # by construction
-    lossy: bool = False  # weights are rounded
     reference: str = BEAM_1  # name of the row that the output is compared with
     latencies: list[float] = field(default_factory=list)  # median seconds of every timed sentence at batch size 1
 
-    def rate(self, batch_size: int) -> float | None:
+    def spread(self) -> float:
+        """Return how many times as long as the fastest repetition the slowest took, at worst over the batch sizes."""
+        return max(max(times) / min(times) for times in self.seconds.values())
+
+    def rate(self, batch_size: int) -> float:
         """Return sentences per second: the median over the repetitions."""
-        times = self.seconds.get(batch_size)
-        return self.timed_sentences / statistics.median(times) if times else None
-
-
-def speed_up(row: Row, baseline: Row, batch_size: int) -> float | None:
-    """Return how many times faster `row` is than `baseline` at one batch size."""
-    ours, theirs = row.rate(batch_size), baseline.rate(batch_size)
-    return ours / theirs if ours and theirs else None
+        return self.timed_sentences / statistics.median(self.seconds[batch_size])
 
 
 def count_identical(outputs: Mapping[int, Tokens], reference: Mapping[int, Tokens]) -> int:
@@ -77,7 +70,7 @@ def measure(bench: Bench, contenders: Sequence[Contender], plan: Plan, reference
     timed = bench.first(plan.timing_sentences)
     warm_up = timed[-WARM_UP_SENTENCES:]
     rows = [
-        Row(c.name, c.beam, sentences=len(bench.order), timed_sentences=len(timed), lossless=c.lossless, lossy=c.int8)
+        Row(c.name, c.beam, sentences=len(bench.order), timed_sentences=len(timed), lossless=c.lossless)
         for c in contenders
     ]
     per_contender = len(bench.order) + len(plan.batch_sizes) * (len(warm_up) + plan.repeats * len(timed))
@@ -85,9 +78,7 @@ def measure(bench: Bench, contenders: Sequence[Contender], plan: Plan, reference
     with progress_bar(per_contender * len(contenders)) as bar:
         for contender, row in zip(contenders, rows, strict=True):
             bar.set_description(f"quality, {contender.name}", refresh=False)
-            generator = bench.generator(contender)
-            outputs[row.name], _ = bench.decode(generator, bench.order, bench.batch_size, bar)
-            row.iterations, row.tokens_per_iteration = iterations(generator, contender, outputs[row.name])
+            outputs[row.name], _ = bench.decode(bench.generator(contender), bench.order, bench.batch_size, bar)
             if references is not None:
                 row.bleu = bleu(bench, outputs[row.name], references)
         for contender, row in zip(contenders, rows, strict=True):
@@ -136,7 +127,7 @@ def measure_speed(
         for row, generator, (tokens_before, iterations_before) in zip(rows, generators, before, strict=True):
             tokens, runs = counts(generator)
             if runs > iterations_before:
-                row.timed_tokens[batch_size] = (tokens - tokens_before) / (runs - iterations_before)
+                row.tokens_per_iteration[batch_size] = (tokens - tokens_before) / (runs - iterations_before)
 
 
 def graphs_of(generator: Any) -> Graphs | None:
@@ -155,40 +146,6 @@ def capture_steps(bench: Bench, generator: Any, numbers: Sequence[int], batch_si
         bench.decode(generator, numbers, batch_size)
         if number >= EAGER_USES and graphs.captures == before:
             return
-
-
-def profiles(bench: Bench, contenders: Sequence[Contender], plan: Plan) -> dict[str, Profile]:
-    """Return the profile of each of our rows at batch size 1; empty without --profile."""
-    measured: dict[str, Profile] = {}
-    if not bench.cfg.common.profile:
-        return measured
-    numbers = bench.first(plan.timing_sentences)
-    for contender in contenders:
-        generator = bench.generator(contender)
-        if isinstance(generator, DraftVerifyGenerator):
-            bench.decode(generator, numbers[:3], 1)
-            capture_steps(bench, generator, numbers, 1)
-            profile = Profile()
-            profile.attach(generator)
-            bench.decode(generator, numbers, 1)
-            measured[contender.name] = profile
-    return measured
-
-
-def iterations(
-    generator: Any, contender: Contender, outputs: Mapping[int, Tokens]
-) -> tuple[float | None, float | None]:
-    """Return decoder runs per sentence and tokens per run.
-
-    Our generators count them. fairseq's greedy search runs once per token; the output of its beam search does not
-    show the number of runs.
-    """
-    stats = getattr(generator, "stats", None)
-    if stats is not None:
-        return stats.iterations / max(stats.sentences, 1), stats.tokens_per_iteration
-    if contender.beam == 1:
-        return sum(map(len, outputs.values())) / len(outputs), 1.0
-    return None, None
 
 
 def counts(generator: Any) -> tuple[int, int]:

@@ -33,7 +33,6 @@ def get_parser(contenders: Sequence[Contender]) -> CommandParser:
     add = parser.add_argument_group("comparison").add_argument
     known = ", ".join(contender.name for contender in contenders)
     add("--results", metavar="FOLDER", help="write table.md and table.json there")
-    add("--long", action="store_true", help="also show latency and the spread of the repetitions")
     names = f"rows to measure besides {BEAM_1} (quote them), or all (default: fairseq's searches and our decoders). "
     names += f"Rows: {known}"
     add("--decoders", metavar="NAME,NAME", help=names)
@@ -63,9 +62,9 @@ def reset_decoder(cfg: DictConfig) -> None:
 
     Raises ConfigurationError for options that only a single decoder can have.
     """
-    if cfg.task.stats_file is not None:
-        problem = "is for one decoder"
-        raise ConfigurationError("--stats-file", cfg.task.stats_file, problem, "use it with fairseq-generate")
+    if cfg.task.stats_file is not None or cfg.common.profile:
+        option = "--profile" if cfg.task.stats_file is None else "--stats-file"
+        raise ConfigurationError(option, cfg.task.stats_file, "is for one decoder", "use it with fairseq-generate")
     if cfg.task.int8:
         problem = "is for one decoder"
         raise ConfigurationError("--int8", None, problem, "choose its rows with {--decoders} 'greedy int8,gad int8'")

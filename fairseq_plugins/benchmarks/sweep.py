@@ -63,11 +63,9 @@ def measure(
     for _ in range(repeats):
         outputs, seconds = bench.decode(generator, numbers, bench.batch_size, bar)
         times.append(seconds)
-    # All passes have equal counts, so these means are those of a single pass.
-    iterations, accepted = measuring.iterations(generator, chosen, outputs)
-    return CellResult(
-        measuring.bleu(bench, outputs, references), accepted, iterations, len(outputs), statistics.median(times)
-    )
+    stats = getattr(generator, "stats", None)  # none of fairseq's search
+    accepted = None if stats is None else stats.tokens_per_iteration
+    return CellResult(measuring.bleu(bench, outputs, references), accepted, len(outputs), statistics.median(times))
 
 
 def taus(text: str) -> list[float]:

@@ -39,7 +39,6 @@ class CellResult:
 
     bleu: float  # sacreBLEU of raw text
     tokens_per_iteration: float | None  # tokens per iteration; None for beam search
-    iterations: float | None  # per sentence
     sentences: int  # number of decoded sentences
     seconds: float  # in the decoder; median over the repetitions
 

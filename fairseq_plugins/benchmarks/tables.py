@@ -1,66 +1,35 @@
-"""The tables of `spec-dec-bench`: a short one, and with --long output, speed and latency."""
+"""The table of `spec-dec-bench`."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
 
 from fairseq_plugins.benchmarks.contenders import GREEDY
-from fairseq_plugins.benchmarks.measuring import Row, speed_up
+from fairseq_plugins.benchmarks.measuring import Row
 from fairseq_plugins.shared.display import shown, table
 
 PERCENTILES = (50, 90, 99)
 
-# Title of a column, and the cell of a row in it.
-Column = tuple[str, Callable[[Row], str]]
 
-
-def table_of(rows: Sequence[Row], columns: Sequence[Column], first: str = "decoder") -> str:
-    """Return a table in Markdown with a line for each row; `first` is the title of the column of names."""
-    body = [[row.name, *(cell(row) for _, cell in columns)] for row in rows]
-    return table(body, [first, *(title for title, _ in columns)])
-
-
-def short(rows: Sequence[Row], batch_sizes: Sequence[int]) -> list[Column]:
-    """Return quality, identity, speed, and speed over the same search; ratios are those of the first batch size."""
-    size = batch_sizes[0]
-    return [
-        ("BLEU", lambda row: shown(row.bleu, ".2f")),
-        *(_same_as(reference) for reference in compared_with(rows)),
-        ("tokens/iteration", lambda row: shown(row.timed_tokens.get(size), ".2f")),
-        *by_batch(batch_sizes, lambda row, size: shown(row.rate(size), ".1f"), "sent/s, "),
-        *speed_ups(rows, size),
-    ]
-
-
-def long(rows: Sequence[Row], batch_sizes: Sequence[int], output_size: int) -> list[tuple[str, str]]:
-    """Return title and table of output, speed, and latency if batch size 1 was timed.
-
-    The whole subset was decoded in batches of `output_size`, the timed sentences in those of `batch_sizes`.
-    """
-    output: list[Column] = [
-        ("lossless", lambda row: "yes" if row.lossless else "no, int8" if row.lossy else ""),
-        *by_batch(batch_sizes, lambda row, size: f"{row.identical_timed[size]} of {row.timed_sentences}", "same, "),
-        (f"iterations per sentence, batch {output_size}", lambda row: shown(row.iterations, ".2f")),
-        (f"tokens/iteration, batch {output_size}", lambda row: shown(row.tokens_per_iteration, ".2f")),
-    ]
-    tables = [
-        ("Output", table_of(rows, output)),
-        ("Speed", table_of(rows, by_batch(batch_sizes, _rates), "sentences/s")),
-    ]
-    if 1 in batch_sizes:
-        latency = [(f"p{percent}", _percentile(percent)) for percent in PERCENTILES]
-        tables.append(("Latency", table_of(rows, latency, "ms per sentence, batch 1")))
-    return tables
-
-
-def by_batch(batch_sizes: Sequence[int], cell: Callable[[Row, int], str], title: str = "") -> list[Column]:
-    """Return a column for each batch size."""
-    return [(f"{title}batch {size}", _at(size, cell)) for size in batch_sizes]
-
-
-def _at(batch_size: int, cell: Callable[[Row, int], str]) -> Callable[[Row], str]:
-    return lambda row: cell(row, batch_size)
+def table_of(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
+    """Return quality, identity, speed and latency in Markdown; ratios are those of the first batch size."""
+    first, by_name, references = batch_sizes[0], {row.name: row for row in rows}, compared_with(rows)
+    lines = []
+    for row in rows:
+        line = {"decoder": row.name, "BLEU": shown(row.bleu, ".2f")}
+        line |= {f"same as {name.removeprefix('fairseq ')}": _same(row, name) for name in references}
+        line["tokens/iteration"] = shown(row.tokens_per_iteration.get(first), ".2f")
+        line |= {f"sent/s, batch {size}": f"{row.rate(size):.1f}" for size in batch_sizes}
+        if 1 in batch_sizes:
+            # Of the medians of each sentence over the repetitions.
+            percentiles = np.percentile(row.latencies, PERCENTILES)
+            line["ms, p50 / p90 / p99"] = " / ".join(f"{1000 * seconds:.1f}" for seconds in percentiles)
+        for name, baseline in _baselines(row).items():
+            other = by_name.get(baseline)
+            line[f"× {name}"] = "-" if other is None else f"{row.rate(first) / other.rate(first):.2f}"
+        lines.append(line)
+    titles = [name for name in lines[0] if name[0] != "×" or any(line[name] != "-" for line in lines)]
+    return table([[line[title] for title in titles] for line in lines], titles)
 
 
 def compared_with(rows: Sequence[Row]) -> list[str]:
@@ -69,40 +38,14 @@ def compared_with(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row.reference for row in rows if row.reference in others or not others))
 
 
-def _same_as(reference: str) -> Column:
-    """Return the column of sentences with the reference's ids, for the rows that are compared with it."""
-
-    def cell(row: Row) -> str:
-        if row.name == reference:
-            return "reference"
-        return f"{row.identical} of {row.sentences}" if row.reference == reference else "-"
-
-    return f"same as {reference.removeprefix('fairseq ')}", cell
+def _same(row: Row, reference: str) -> str:
+    """Return how many sentences have the reference's ids, if the row is compared with it."""
+    if row.name == reference:
+        return "reference"
+    return f"{row.identical} of {row.sentences}" if row.reference == reference else "-"
 
 
-def speed_ups(rows: Sequence[Row], batch_size: int) -> list[Column]:
-    """Return columns of the speed over measured rows with the same search, and over our greedy decoding."""
-    by_name = {row.name: row for row in rows}
-
-    def baseline(name: str, row: Row) -> Row | None:
-        search = "greedy" if row.beam == 1 else f"beam {row.beam}"
-        over = {"fairseq": f"fairseq beam {row.beam}", "CTranslate2": f"CTranslate2 {search} fp32", "greedy": GREEDY}
-        return by_name.get(over[name])
-
-    def cell(name: str, row: Row) -> str:
-        other = baseline(name, row)
-        return "-" if other is None else shown(speed_up(row, other, batch_size), ".2f")
-
-    names = [name for name in ("fairseq", "CTranslate2", "greedy") if any(baseline(name, row) for row in rows)]
-    return [(f"× {name}", partial(cell, name)) for name in names]
-
-
-def _rates(row: Row, batch_size: int) -> str:
-    """Return sentences per second: the median, and in brackets the slowest and the fastest repetition."""
-    times = row.seconds[batch_size]
-    slowest, fastest = row.timed_sentences / max(times), row.timed_sentences / min(times)
-    return f"{row.rate(batch_size):.1f} ({slowest:.1f}–{fastest:.1f})"
-
-
-def _percentile(percent: int) -> Callable[[Row], str]:
-    return lambda row: f"{np.percentile(row.latencies, percent) * 1000:.1f}"
+def _baselines(row: Row) -> dict[str, str]:
+    """Return the rows over which the table gives speed: the same search of others, and our greedy decoding."""
+    search = "greedy" if row.beam == 1 else f"beam {row.beam}"
+    return {"fairseq": f"fairseq beam {row.beam}", "CTranslate2": f"CTranslate2 {search} fp32", "greedy": GREEDY}

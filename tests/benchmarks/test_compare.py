@@ -1,4 +1,4 @@
-"""`spec-dec-bench`, the short table: one small real run, the arithmetic of the table, and refusals."""
+"""`spec-dec-bench`: small real runs, the arithmetic of the table, and refusals."""
 
 import json
 from argparse import Namespace
@@ -74,11 +74,9 @@ def test_all_rows(released: Namespace, tmp_path: Path, capsys: pytest.CaptureFix
             assert (row["identical"], row["identical_timed"]) == (SENTENCES, {"1": 3, "2": 3}), contender.name
         assert [len(row["seconds"][size]) for size in ("1", "2")] == [2, 2]
         assert row["bleu"] is not None
-    assert rows["greedy"]["tokens_per_iteration"] == rows["greedy"]["timed_tokens"]["1"] == 1
-    assert rows["gad"]["timed_tokens"]["2"] >= 1 and rows[BEAM_1]["timed_tokens"] == {}
-    assert rows["greedy"]["iterations"] == pytest.approx(rows[BEAM_1]["iterations"])
-    assert rows["gad"]["iterations"] <= rows["greedy"]["iterations"]
-    assert 0 < rows["fast-beam"]["tokens_per_iteration"] <= 1
+    accepted = {name: row["tokens_per_iteration"] for name, row in rows.items()}
+    assert accepted["greedy"] == {"1": 1, "2": 1} and accepted[BEAM_1] == {}
+    assert accepted["gad"]["2"] >= 1 and 0 < accepted["fast-beam"]["1"] <= 1
 
     printed, progress = capsys.readouterr()
     assert "reads the verifier's states and cannot decode alone: left out nat\n" in progress
@@ -143,11 +141,9 @@ def test_without_drafter_and_with_heads_on_another_base(
 
 def test_ensemble_and_choice(released: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
     models = ["--path", f"{released.verifier}:{released.verifier}", "--drafter-path", released.drafter]
-    choice = ["--decoders", "gad", "--profile", "--sentences", "4", "--timing-seconds", "0.01"]
+    choice = ["--decoders", "gad", "--sentences", "4", "--timing-seconds", "0.01"]
     assert benchmark.main([*_quick(released), *models, *choice]) == 0
     table = capsys.readouterr().out.splitlines()
-    profile = table.index("## Where the time goes: gad, batch 1")
-    assert any(line.startswith("| total ") for line in table[profile:])
     assert [line.split("|")[1].strip() for line in table[2:4]] == [BEAM_1, "gad"]
     assert any("median of 2 alternating runs of at least 0.01 s each" in line for line in table)
     assert " 4 of 4 " in table[3] and any("the first 4 sentences" in line for line in table)
@@ -160,6 +156,7 @@ def test_ensemble_and_choice(released: Namespace, capsys: pytest.CaptureFixture[
         (["--gen-subset", "none"], "--gen-subset none: no such subset in "),
         (["--block-size", "0"], "--block-size 0: "),
         (["--reference", __file__], f"--reference {__file__}: "),
+        (["--profile"], "--profile: is for one decoder; use it with fairseq-generate"),
         (["--repeats", "0"], "--repeats"),
         (["--timing-batch-sizes", "1,x"], "--timing-batch-sizes"),
         (["--timing-seconds", "nan"], "--timing-seconds"),
@@ -182,22 +179,29 @@ def test_references_are_split_at_line_ends_only(tmp_path: Path) -> None:
 
 def test_table() -> None:
     counts: dict[str, Any] = {"identical": 4, "sentences": 4, "timed_sentences": 2}
+    latencies = [number / 1000 for number in range(101)]
+
+    def row(name: str, beam: int, first: list[float], second: list[float], **more: Any) -> Row:
+        return Row(name, beam, **counts, seconds={1: first, 16: second}, latencies=latencies, **more)
+
     rows = [
-        Row(BEAM_5, 5, 30.0, **counts, seconds={1: [2.0], 16: [1.0]}, reference=BEAM_5),
-        Row(BEAM_1, 1, 29.5, **counts, seconds={1: [1.0], 16: [1.0]}),
-        Row("greedy", 1, 29.5, **counts, timed_tokens={1: 1.0}, seconds={1: [0.5], 16: [1.0]}),
-        Row("gad", **counts, timed_tokens={1: 4.0, 16: 3.0}, seconds={1: [0.25], 16: [0.5]}),
-        Row("fast-beam", 5, **counts, timed_tokens={1: 0.9}, seconds={1: [1.0], 16: [0.5]}, reference=BEAM_5),
-        Row("CTranslate2 greedy fp32", **counts, seconds={1: [0.75], 16: [0.5]}),
+        row(BEAM_5, 5, [2.0], [1.0], bleu=30.0, reference=BEAM_5),
+        row(BEAM_1, 1, [1.0], [1.0], bleu=29.5),
+        row("greedy", 1, [0.5], [1.0], bleu=29.5, tokens_per_iteration={1: 1.0}),
+        row("gad", 1, [0.25, 0.2, 0.5], [0.5], tokens_per_iteration={1: 4.0, 16: 3.0}),
+        row("fast-beam", 5, [1.0], [0.5], tokens_per_iteration={1: 0.9}, reference=BEAM_5),
+        row("CTranslate2 greedy fp32", 1, [0.75], [0.5]),
     ]
-    lines = tables.table_of(rows, tables.short(rows, [1, 16])).splitlines()
+    lines = tables.table_of(rows, [1, 16]).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert cells[0][-4:] == ["sent/s, batch 16", "× fairseq", "× CTranslate2", "× greedy"]
     assert cells[0][2:4] == ["same as beam 5", "same as beam 1"]
-    assert cells[2] == [BEAM_5, "30.00", "reference", "-", "-", "1.0", "2.0", "1.00", "-", "0.25"]
-    assert cells[5] == ["gad", "-", "-", "4 of 4", "4.00", "8.0", "4.0", "4.00", "3.00", "2.00"]
-    assert cells[6] == ["fast-beam", "-", "4 of 4", "-", "0.90", "2.0", "4.0", "2.00", "-", "0.50"]
-    assert [title for title, _ in tables.short(rows[:3], [1])][-2:] == ["× fairseq", "× greedy"]
+    assert cells[0][-5:] == ["sent/s, batch 16", "ms, p50 / p90 / p99", "× fairseq", "× CTranslate2", "× greedy"]
+    times = "50.0 / 90.0 / 99.0"
+    assert cells[2] == [BEAM_5, "30.00", "reference", "-", "-", "1.0", "2.0", times, "1.00", "-", "0.25"]
+    assert cells[5] == ["gad", "-", "-", "4 of 4", "4.00", "8.0", "4.0", times, "4.00", "3.00", "2.00"]
+    assert cells[6] == ["fast-beam", "-", "4 of 4", "-", "0.90", "2.0", "4.0", times, "2.00", "-", "0.50"]
+    assert "CTranslate2" not in tables.table_of(rows[:3], [16, 1])
+    assert [rows[3].spread(), rows[0].spread()] == [2.5, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ BEAM = Cell(baseline="AT (b = 5)")
 
 
 def _result(tokens: float | None, bleu: float, rate: float) -> CellResult:
-    return CellResult(bleu, tokens, None if tokens is None else 25 / tokens, 100, 100 / rate)
+    return CellResult(bleu, tokens, 100, 100 / rate)
 
 
 def _paper() -> CellResults:
@@ -165,7 +165,6 @@ def test_real_sweep(
     greedy = content["baselines"]["greedy"]
     for key in ((2, 1, 0), (6, 1, 0)):
         assert cells[key]["bleu"] == greedy["bleu"]
-        assert cells[key]["iterations"] <= greedy["iterations"]
     # A relaxed run writes another output, perhaps a shorter one: only greedy's single token is a bound.
     assert min(cell["tokens_per_iteration"] for cell in cells.values()) > greedy["tokens_per_iteration"] == 1
     assert content["baselines"]["beam"]["baseline"] == "AT (b = 2)"
