@@ -73,9 +73,12 @@ def check_text_tools(session: TaskSession, subwords: str | None) -> None:
         if isinstance(bpe, GPT2BPE):
             _check_bytes(bpe.bpe, session)
     except (Exception, SystemExit) as error:  # subword-nmt ends the process
-        said = error.problem if isinstance(error, ConfigurationError) else error
+        said: object = error
+        remedy = "copy the file again"
+        if isinstance(error, ConfigurationError):
+            said, remedy = error.problem, error.remedy
         reason = one_line(said, 200) or type(error).__name__
-        raise ConfigurationError("--subwords", subwords, f"cannot be read ({reason})", "copy the file again") from error
+        raise ConfigurationError("--subwords", subwords, f"cannot be read ({reason})", remedy) from error
 
 
 def _check_bytes(encoder: Encoder, session: TaskSession) -> None:

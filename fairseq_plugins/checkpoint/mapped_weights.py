@@ -35,13 +35,17 @@ _PRESENT, _SWAPPED, _OF_FILE = (numpy.uint64(1 << bit) for bit in (63, 62, 61))
 
 
 def can_map(path: str) -> bool:
-    """Return whether a checkpoint can be mapped: torch's own format, in a file that nothing overwrites."""
+    """Return whether a checkpoint can be mapped: torch's own format, in a file that nothing overwrites.
+
+    torch maps no file whose path is not UTF-8.
+    """
     if not os.path.isfile(path) or os.path.basename(path).startswith(_OVERWRITTEN):
         return False
     try:
+        path.encode()
         with zipfile.ZipFile(path) as archive:
             return all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
-    except (OSError, zipfile.BadZipFile):
+    except (OSError, zipfile.BadZipFile, UnicodeEncodeError):
         return False
 
 

@@ -146,7 +146,11 @@ def check_sentencepiece(file: str | None) -> None:
 
     if file is not None:
         try:
+            file.encode()
             SentencePieceProcessor(model_file=file)
+        except UnicodeEncodeError as error:
+            problem = "sentencepiece opens no file whose path is not UTF-8"
+            raise ConfigurationError(None, file, problem, "rename it or its folder") from error
         except Exception as error:
             problem = f"not a model of sentencepiece ({one_line(error, 200)})"
             raise ConfigurationError(None, file, problem, "copy it again") from error

@@ -28,7 +28,7 @@ def check_subwords(folder: Path, source: Path, symbols: Sequence[str]) -> None:
     file = folder / "subwords.model"
     if not file.is_file():
         return
-    model = sentencepiece.SentencePieceProcessor(model_file=str(file))
+    model = sentencepiece.SentencePieceProcessor(model_proto=file.read_bytes())
     known = set(symbols)
     pieces = [
         model.id_to_piece(number)

@@ -1,5 +1,6 @@
 """Errors of `load` for files that do not fit: one line with the argument that named the file."""
 
+import os
 import pickle
 import random
 import shutil
@@ -157,6 +158,15 @@ def test_a_name_that_leads_to_no_file_is_refused(name: str, tmp_path: Path) -> N
     (folder / name).mkdir()
     with refused(f"{name}: is not a file|{name}: cannot be read"):
         fairseq_plugins.load(folder, device="cpu")
+
+
+def test_a_path_that_is_not_utf8(tmp_path: Path) -> None:
+    """sentencepiece opens none; torch and Python do."""
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/mod\xe8le.en-de"))
+    folder.symlink_to(CLDR)
+    with refused("subwords .*: cannot be read .sentencepiece opens no file whose path is not UTF-8.; rename it or its"):
+        fairseq_plugins.load(folder, device="cpu")
+    assert fairseq_plugins.load(folder, device="cpu", subwords=CLDR / "subwords.model").translate("Monday")
 
 
 @pytest.mark.parametrize("marked", ["{}@@", "\u2581{}"])
