@@ -7,10 +7,8 @@ Values are not comparable with those of M2 and ERRANT.
 """
 
 from array import array
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-from rapidfuzz.distance import Levenshtein
 
 # (begin, end, replacement): words `begin` to `end` (exclusive) of the source are replaced.
 Edit = tuple[int, int, tuple[str, ...]]
@@ -98,8 +96,3 @@ def corpus_edits(
         counts = [compare_edits(made, edits_between(source, target)) for target in targets]
         total += max(counts, key=lambda count: (count.f(), count.right, -count.wrong - count.missed))
     return total
-
-
-def edit_ratio(before: Sequence[Hashable], after: Sequence[Hashable]) -> float:
-    """Return the edit distance (insertions, deletions, replacements) divided by the length of `before`."""
-    return Levenshtein.distance(before, after) / max(len(before), 1)

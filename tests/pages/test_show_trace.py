@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from fairseq_plugins.decoding.recording.trace import read_trace
-from fairseq_plugins.metrics.edits import edit_ratio
 from fairseq_plugins.pages import trace_page
 from fairseq_plugins.pages.show_trace import main
-from fairseq_plugins.pages.trace_page import acceptance, edit_basis, edit_ratios, how_many_fit
-from tests.pages.trace_samples import EOS, SPECIAL, header, note, random_trace, sentence, write
+from fairseq_plugins.pages.trace_page import acceptance
+from tests.pages.trace_samples import SPECIAL, header, random_trace, write
 
 
 def run(capsys: pytest.CaptureFixture, *argv: str) -> tuple[int, str, str]:
@@ -56,48 +55,6 @@ def test_one_line_errors(tmp_path: Path, capsys: pytest.CaptureFixture, argv: li
     assert not list(tmp_path.rglob("*.html"))
 
 
-def test_unknown_edit_ratio(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    record = sentence(0, [4, EOS], [4, EOS], [note([], [4], 0, 1), note([], [EOS], 0, 1)])
-    path = write(tmp_path / "t", [header([*SPECIAL, "a"], [*SPECIAL, "b"]), record])
-    status, _, err = run(capsys, path, "--edit-ratio", "reference")
-    assert status == 0 and "no references" in err
-    assert "different dictionaries" in run(capsys, path, "--edit-ratio", "source")[2]
-
-
-# --------------------------------------------------------------------------------------------------- edit ratio
-
-
-def test_edit_ratio_is_normalised_by_the_length_before() -> None:
-    assert edit_ratio("kitten", "sitting") == 3 / 6
-    assert edit_ratio("", "ab") == 2.0 and edit_ratio("", "") == 0.0
-
-
-@pytest.mark.parametrize(
-    ("decoder", "changed", "has_reference", "basis"),
-    [
-        ("gad", 1, True, "source"),  # one word in six: a rewriting task
-        ("gad", 6, True, "reference"),  # everything: translation
-        ("gad", 6, False, None),
-        ("iad", 6, True, "source"),
-    ],
-)
-def test_choice_of_edit_ratio(
-    tmp_path: Path, decoder: str, changed: int, has_reference: bool, basis: str | None
-) -> None:
-    symbols = [*SPECIAL, *"abcdefghijkl"]
-    source = [4, 5, 6, 7, 8, 9, EOS]
-    output = [token + 6 * (place < changed) for place, token in enumerate(source[:-1])] + [EOS]
-    record = sentence(
-        0, source, output, [note([], [token], 0, 1) for token in output], source if has_reference else None
-    )
-    trace = read_trace(write(tmp_path / "t", [header(symbols, symbols, decoder), record]))
-    ratios = edit_ratios(trace.sentences[0], joined=True)
-    assert edit_basis(decoder, [ratios]) == basis
-    assert edit_basis(decoder, [ratios], "source") == "source"
-    assert ratios["source"] == changed / 6
-    assert "source" not in edit_ratios(trace.sentences[0], joined=False)
-
-
 # ---------------------------------------------------------------------------------------------------- the page
 
 
@@ -107,9 +64,8 @@ def test_page_holds_everything(tmp_path: Path, capsys: pytest.CaptureFixture) ->
     assert (status, err) == (0, "") and str(target) in out
     html = target.read_text(encoding="utf-8")
     (summary,) = embedded(html, "summary")
-    assert summary["ids"] == list(range(30)) and summary["sampled"] == ""
+    assert summary["ids"] == list(range(30)) and summary["note"] == ""
     assert re.search(r" · drafts accepted up to position 1: \d+%, 2: ", summary["about"])
-    assert len(summary["editRatios"]) == 30 and summary["edits"] == "output against reference"
     assert len(embedded(html, "texts")) == len(embedded(html, "iterations")) == 30
     trace = read_trace(str(tmp_path / "t"))
     for original, (source, _, output, log_probs), notes in zip(
@@ -141,25 +97,18 @@ def test_acceptance_by_hand() -> None:
     assert acceptance(Counter([(0, True)])) == acceptance(Counter()) == []
 
 
-# ---------------------------------------------------------------------------------------------------- sampling
-
-
-def test_pages_of_large_traces_are_samples(
+def test_a_page_ends_where_a_browser_is_full(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, target = random_trace(tmp_path / "t", 50), tmp_path / "p.html"
-    size = Path(path).stat().st_size - len(Path(path).read_bytes().split(b"\n", 1)[0]) - 1
-    assert how_many_fit(path) == (50, 50)
-    with monkeypatch.context() as patch:
-        patch.setattr(trace_page, "MAX_BYTES", size // 4)
-        assert how_many_fit(path) in [(50, 11), (50, 12)] and how_many_fit(path, limit=3) == (50, 3)
-    monkeypatch.setattr(trace_page, "MAX_SENTENCES", 20)
-    for options, ids, message in (
-        ([], [place * 50 // 20 for place in range(20)], "20 of the 50 sentences"),
-        (["--limit", "5"], [0, 10, 20, 30, 40], "5 of the 50 sentences"),
-        (["--sentence", "7", "9"], [7, 9], ""),
+    path, target = random_trace(tmp_path / "t", 50), tmp_path / "page.html"
+    for limit, most, options, ids in (
+        ("MAX_SENTENCES", 20, [], list(range(20))),
+        ("MAX_SENTENCES", 20, ["--sentence", "9", "7"], [9, 7]),
+        ("MAX_BYTES", 1, [], [0]),
     ):
-        status, _, err = run(capsys, path, "--html", str(target), *options)
-        assert status == 0 and message in err and ("a browser takes no more" in err) == (not options)
+        with monkeypatch.context() as patch:
+            patch.setattr(trace_page, limit, most)
+            status, _, err = run(capsys, path, "--html", str(target), *options)
+        note = "" if options else f"The first {len(ids)} sentences: a browser takes no more"
         (summary,) = embedded(target.read_text(encoding="utf-8"), "summary")
-        assert summary["ids"] == ids and message in summary["sampled"]
+        assert (status, err.strip(), summary["note"], summary["ids"]) == (0, note, note, ids)

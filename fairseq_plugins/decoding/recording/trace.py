@@ -4,7 +4,7 @@ A trace is a file of JSON lines. The first is the header: format, version, decod
 dictionaries. Every other line is a sentence (`TracedSentence`); tokens are indices into these symbols.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,12 +66,6 @@ class Trace:
     sentences: list[TracedSentence] = field(default_factory=list)
 
 
-def count_sentences(path: str) -> tuple[int, int]:
-    """Return the number of sentences of a trace and their size in bytes, without parsing them."""
-    lines = [len(line) for _, line in _lines(path)]
-    return len(lines) - 1, sum(lines[1:])
-
-
 def read_trace(path: str) -> Trace:
     """Read a trace; raise ConfigurationError for a file that is missing, truncated or not a trace."""
     trace, sentences = stream_trace(path)
@@ -79,8 +73,8 @@ def read_trace(path: str) -> Trace:
     return trace
 
 
-def stream_trace(path: str, includes: Callable[[int], bool] | None = None) -> tuple[Trace, Iterator[TracedSentence]]:
-    """Read the header of a trace, and lazily the sentences whose index in the file `includes` accepts; None for all.
+def stream_trace(path: str) -> tuple[Trace, Iterator[TracedSentence]]:
+    """Read the header of a trace, and lazily its sentences.
 
     Raises ConfigurationError as `read_trace` does, also during iteration.
     """
@@ -89,8 +83,6 @@ def stream_trace(path: str, includes: Callable[[int], bool] | None = None) -> tu
 
     def sentences() -> Iterator[TracedSentence]:
         for number, line in lines:
-            if includes is not None and not includes(number - 2):
-                continue
             try:
                 yield _sentence(line, trace)
             except ValueError as error:

@@ -13,7 +13,7 @@ from fairseq.utils import extract_hard_alignment, extract_soft_alignment
 
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.method import Method
-from fairseq_plugins.decoding.recording.trace import Trace, count_sentences, read_trace
+from fairseq_plugins.decoding.recording.trace import Trace, read_trace
 from fairseq_plugins.decoding.recording.trace_writer import TraceWriter, check_traceable
 from fairseq_plugins.decoding.reference.drafters import Drafter
 from fairseq_plugins.decoding.reference.drafters.nat import NatDrafter
@@ -296,14 +296,6 @@ def good(tmp_path_factory: pytest.TempPathFactory, task: Any, verifier: Any) -> 
     path = tmp_path_factory.mktemp("trace") / "good.jsonl"
     traced(path, task, verifier, make_sample(task, LENGTHS), Options("jacobi"))
     return path.read_text(encoding="utf-8")
-
-
-def test_counts_without_reading(tmp_path: Path, good: str) -> None:
-    path = tmp_path / "t"
-    path.write_text(good, encoding="utf-8")
-    count, size = count_sentences(str(path))
-    assert count == len(LENGTHS)
-    assert size == len(good.encode()) - len(good.split("\n", 1)[0].encode()) - 1
 
 
 def changed(field: str, value: Any, line: int = 1, note: bool = False) -> Callable[[str], str]:
