@@ -82,6 +82,7 @@ class Generator(HostLoop):
         longest = max((len(sentence.source) for sentence in self.sentences), default=1)
         for sentence in self.sentences:
             self.check(sentence)
+        self._check_tokens("a special symbol", (pad, unk, eos, first_token))
         if not 0 <= min_len <= max_len or max_len > self.search.sizes.outputs:
             raise ValueError(f"outputs of {min_len} to {max_len} tokens do not fit the memory")
         self.waiting = deque(self.sentences)
@@ -97,7 +98,7 @@ class Generator(HostLoop):
         self.batch.place_limits.copy_(from_host(limits, self.device, torch.int32))
 
     def check(self, sentence: Sentence) -> None:
-        """Raise ValueError for a source that does not fit."""
+        """Raise ValueError for a source, a prefix or drafts that do not fit."""
         size, most = self.search.encoder.model.embedding.size(0), self.search.sizes.sources
         if not sentence.source:
             raise ValueError("a source has no token")
@@ -105,6 +106,14 @@ class Generator(HostLoop):
             raise ValueError("a source token is outside of the vocabulary")
         if len(sentence.source) > most:
             raise ValueError(f"a source has {len(sentence.source)} tokens, more than there is room for ({most})")
+        self._check_tokens("a prefix", sentence.prefix)
+        for draft in sentence.drafts:
+            self._check_tokens("a token of a draft", draft)
+
+    def _check_tokens(self, what: str, tokens: Sequence[int]) -> None:
+        """Raise ValueError for ids that the verifier does not have: kernels would read beyond its embeddings."""
+        if any(not 0 <= token < self.search.scores.outputs for token in tokens):
+            raise ValueError(f"{what} is outside of the vocabulary")
 
     def run(self, iterations: int = -1) -> bool:
         began = time.perf_counter()
@@ -175,6 +184,7 @@ class Generator(HostLoop):
         self._refuse_open()
         if threads < 1 or max_sentences < 0 or max_source < 1:
             raise ValueError("a continuous batch needs threads and room")
+        self._check_tokens("a special symbol", (pad, unk, eos, first_token))
         sizes = self.search.sizes
         self.max_source, self.used = min(max_source, sizes.sources), self.widths
         if not 0 <= max_len <= sizes.outputs:
@@ -209,7 +219,7 @@ class Generator(HostLoop):
         begin_suppressed: Sequence[int] = (),
         needs_log_probs: bool = True,
     ) -> None:
-        running, vocabulary = self._opened(), self.search.scores.outputs
+        running = self._opened()
         scoring = Scoring(
             unk_penalty, temperature, topk, topp, len(noise_key) > 0, tuple(suppressed), tuple(begin_suppressed)
         )
@@ -223,10 +233,8 @@ class Generator(HostLoop):
             raise ValueError("a source has no token, or more than there is room for")
         if beam != 1:
             raise ValueError("the beam is wider than that of the batch")
-        if len(prefix) > self.max_len or any(not 0 <= token < vocabulary for token in prefix):
-            raise ValueError("a prefix is too long, or outside of the vocabulary")
-        if any(not 0 <= token < vocabulary for draft in drafts for token in draft):
-            raise ValueError("a token of a draft is outside of the vocabulary")
+        if len(prefix) > self.max_len:
+            raise ValueError("a prefix is too long")
         running.admit(sentence)
 
     def cancel(self, id: int) -> None:

@@ -1,10 +1,13 @@
 """Checks of greedy search and of the drafter that reads states, interpreted, against the loop in PyTorch."""
 
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.decoded import Decoded
 from fairseq_plugins.decoding.gpu import batch, runner
 from fairseq_plugins.decoding.gpu.backend import GpuBackend
@@ -121,6 +124,17 @@ def check_half() -> None:
         alone = decoded(model, Options("greedy"), None, GpuBackend, lengths[:1], **limit)
         assert ids(alone) == ids(outputs[0])[:1]
         assert torch.equal(scores(alone), scores(outputs[0])[: len(scores(alone))])
+
+
+def check_unknown_tokens() -> None:
+    """Ids that the vocabulary does not have are refused: kernels would read beyond the embeddings."""
+    model, how, sample = make_transformer(TASK, 1, **SMALL), Options("greedy"), make_sample(TASK, [3])
+    backend = GpuBackend(how.spec, how.options, how.context([model], None, TASK), active_sentences=1)
+    limits = Constraints(pad=1, unk=3, eos=2, max_len=4)
+    with pytest.raises(ValueError, match="a special symbol"):
+        backend.decode(sample, limits, 12)
+    with pytest.raises(ValueError, match="a prefix"):
+        backend.decode(sample, replace(limits, prefix=torch.tensor([[12]])), 2)
 
 
 def check_long_outputs() -> None:
