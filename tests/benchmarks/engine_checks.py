@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
+from fairseq_plugins.benchmarks.contenders import CONTENDERS
 from fairseq_plugins.benchmarks.gpu_check import engine, random_models
 from fairseq_plugins.benchmarks.gpu_check.environment import Environment
 from fairseq_plugins.benchmarks.gpu_check.report import PASSED
@@ -24,14 +25,18 @@ def prepare() -> None:
 
 
 def check_engine() -> None:
-    """All code of these checks but the processes; times and profiles are of one decoder."""
+    """All code of these checks but the processes, each with the decoders that it needs: others have the same code."""
     first_run = partial(engine.first_run, precision="bf16", name="greedy", variant=_VARIANT)
     with tempfile.TemporaryDirectory() as folder:
         env = Environment("cpu", Path(folder), "tiny", 2, (2, 2), 20, 2, Path(folder, "none"), sizes=(2,))
         assert first_run(env).state == PASSED
-        for check in (engine.ids, engine.all_decoders):
-            outcome = check(env)
-            assert outcome.state == PASSED and len(outcome.rows) > 6, outcome
+        with mock.patch.object(engine, "NAMES", ("fast-beam",)):
+            outcome = engine.ids(env)
+            assert outcome.state == PASSED and len(outcome.rows) == 6, outcome
+        few = [contender for contender in CONTENDERS if contender.name in ("greedy", "iad", "fast-beam")]
+        with mock.patch.object(engine, "CONTENDERS", few):
+            outcome = engine.all_decoders(env)
+            assert outcome.state == PASSED and len(outcome.rows) == 4, outcome
         with mock.patch.object(engine, "NAMES", ("greedy",)):
             for check in (engine.speed, engine.profile):
                 outcome = check(env)
