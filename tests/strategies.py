@@ -5,7 +5,10 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
+from hypothesis.internal.conjecture import providers
 
+# Hypothesis would also draw constants of the package's modules that are imported so far: another set in each process.
+providers._get_local_constants = lambda: providers._local_constants
 # Test runs are reproducible: the code alone determines the examples.
 DETERMINISTIC = settings(derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 # For slow examples: shrinking a failure would take minutes.
