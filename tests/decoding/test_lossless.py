@@ -128,8 +128,9 @@ def test_output_is_fairseqs(
     """
     options, drafter_options = data.draw(DECODERS[decoder])
     if drafter_options and data.draw(st.booleans()):
-        # Drafts go beyond its table of positions.
-        drafter_options = {**drafter_options, "max_target_positions": 20}
+        # Sources and drafts go beyond its tables of positions.
+        tables = {"max_source_positions": 9, "max_target_positions": 20, "encoder_learned_pos": True}
+        drafter_options = {**drafter_options, **tables}
     case = data.draw(cases([9, 40, 300], st.just(drafter_options), st.one_of(NATIVE, NATIVE, TRANSFORMERS)))
     task, model, sample, search = case.task, case.verifier, case.sample, dict(case.search)
     if decoder == "blockwise":

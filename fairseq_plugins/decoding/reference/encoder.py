@@ -70,22 +70,18 @@ class FusedEncoder:
         if self.layers is None:
             return self._run_unknown(net_input)
         tokens = net_input["src_tokens"]
-        has_positions = self.positions is not None and tokens.size(1) <= len(self.positions)
-        x, padding, embedding = self._encode(tokens, has_positions)
+        x, padding, embedding = self._encode(tokens)
         return {
             "encoder_out": [x.transpose(0, 1)],
             "encoder_padding_mask": [padding],
             "encoder_embedding": [embedding],
         }
 
-    def _encode(
-        self, tokens: Tensor, has_positions: bool, assume_padding: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _encode(self, tokens: Tensor, assume_padding: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Return states [B, S, D], padding [B, S] and embeddings [B, S, D] of tokens [B, S].
 
         Args:
             tokens: of the sources.
-            has_positions: read position embeddings from our table, which is long enough.
             assume_padding: do not look for padding, and mask it as if there were some.
         """
         encoder = self.encoder
@@ -93,11 +89,11 @@ class FusedEncoder:
         mask = ~padding[:, None, None, :] if assume_padding or may_have_padding(padding) else None
         embedding = encoder.embed_scale * F.embedding(tokens, self.embedding)
         x = embedding
-        if has_positions:
-            assert self.positions is not None
-            # Padding may be on the left. Its own embedding does not matter.
-            position = ((~padding).cumsum(1) - 1).clamp(min=0)
-            x = x + (self.positions[: tokens.size(1)] if mask is None else self.positions[position])
+        if self.positions is not None:
+            # Padding may be on the left, and its own embedding does not matter. A drafter's table may be shorter than
+            # a source: later positions have the last embedding, as in the kernels.
+            position = ((~padding).cumsum(1) - 1).clamp(0, len(self.positions) - 1)
+            x = x + self.positions[position]
         elif encoder.embed_positions is not None:
             x = x + encoder.embed_positions(tokens)
         if self.embedding_norm is not None:

@@ -29,13 +29,11 @@ class GraphedEncoder(FusedEncoder):
         super().__init__(encoder, engine)
         self.steps = CapturedSteps(graphs)
 
-    def _encode(
-        self, tokens: Tensor, has_positions: bool, assume_padding: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _encode(self, tokens: Tensor, assume_padding: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         rows, width = tokens.shape
         shape = rounded_up(rows), rounded_up(width, _MIN_SOURCE)
-        if not has_positions or math.prod(shape) > MAX_ROWS:
-            return super()._encode(tokens, has_positions, assume_padding)
+        if self.positions is None or math.prod(shape) > MAX_ROWS:
+            return super()._encode(tokens, assume_padding)
         encode = super()._encode
 
         def make() -> Outputs:
@@ -53,7 +51,7 @@ class GraphedEncoder(FusedEncoder):
             padded, *kept = (value for value in inputs if value is not None)
 
             def run() -> Outputs:
-                outputs = encode(padded, has_positions, assume_padding=True)
+                outputs = encode(padded, assume_padding=True)
                 # Copied out of the memory pool of the graphs, where another graph would overwrite them.
                 return tuple(memory.copy_(value) for memory, value in zip(kept, outputs, strict=True))
 
