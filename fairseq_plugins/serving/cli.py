@@ -24,6 +24,7 @@ KEY_VARIABLE = "SPEC_DEC_API_KEY"
 
 def get_parser() -> CommandParser:
     """Return the parser of the command."""
+    from fairseq_plugins.api.service import MAX_BEAM, MAX_SENTENCES
     from fairseq_plugins.decoding import methods
     from fairseq_plugins.serving.settings import Settings
 
@@ -44,7 +45,13 @@ def get_parser() -> CommandParser:
         help=f"{decoders} (default: gad with a drafter, greedy without)",
     )
     model("--beam", type=positive, default=1, metavar="N", help="beam of requests that name none (default: 1)")
-    model("--max-beam", type=positive, default=8, metavar="N", help="largest beam of a request (default: 8)")
+    model(
+        "--max-beam",
+        type=positive,
+        default=MAX_BEAM,
+        metavar="N",
+        help=f"largest beam of a request (default: {MAX_BEAM})",
+    )
     other = "any other option of load, such as max_len_b=100; repeatable (docs/options.md)"
     model("--set", action="append", default=[], metavar="NAME=VALUE", help=other)
     model("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
@@ -64,10 +71,8 @@ def get_parser() -> CommandParser:
     limits = parser.add_argument_group("limits").add_argument
     characters = f"characters of a request (default: {default.max_characters})"
     limits("--max-characters", type=positive, default=default.max_characters, metavar="N", help=characters)
-    sentences = f"sentences of a request (default: {default.max_sentences})"
-    limits("--max-sentences", type=positive, default=default.max_sentences, metavar="N", help=sentences)
-    waiting = f"unfinished sentences of a model; with more, requests get 503 at once (default: {default.max_waiting})"
-    limits("--max-waiting", type=positive, default=default.max_waiting, metavar="N", help=waiting)
+    waiting = f"unfinished sentences of a model; with more, requests get 503 at once (default: {MAX_SENTENCES})"
+    limits("--max-waiting", type=positive, default=MAX_SENTENCES, metavar="N", help=waiting)
     seconds = f"seconds of a request (default: {default.timeout:.0f})"
     limits("--timeout", type=not_negative, default=default.timeout, metavar="SECONDS", help=seconds)
     return parser
@@ -132,8 +137,6 @@ def run(argv: Sequence[str]) -> None:
     settings = Settings(
         api_keys=frozenset(keys),
         max_characters=args.max_characters,
-        max_sentences=args.max_sentences,
-        max_waiting=args.max_waiting,
         timeout=args.timeout,
         origins=tuple(args.allow_origin),
     )

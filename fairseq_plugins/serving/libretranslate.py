@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field, ValidationError
 
 from fairseq_plugins.serving.errors import RequestError
-from fairseq_plugins.serving.requests import account_of, until_gone
+from fairseq_plugins.serving.requests import count, until_gone
 from fairseq_plugins.serving.text import TextJob
 
 if TYPE_CHECKING:
@@ -39,13 +39,11 @@ def router(server: "Server") -> APIRouter:
         asked = await _read(request)
         texts = [asked.q] if isinstance(asked.q, str) else asked.q
         model = server.find_model(request, asked.api_key, texts, asked.source, asked.target)
-        limit = server.settings.max_sentences
         options = _options(asked, model.beam, model.max_beam)
-        job = TextJob(model, options, max_sentences=limit, return_scores=False)
+        job = TextJob(model, options, return_scores=False)
         work = job.translate_html(texts) if asked.format == "html" else job.translate(job.cut(texts))
         results = await until_gone(request, work, server.settings.timeout)
-        for result in results:
-            account_of(request).translations += [translation for _, translation, _ in result.sentences]
+        count(request, results)
         answer: dict[str, Any] = {"translatedText": _same_shape(asked.q, [result.text for result in results])}
         if asked.source == "auto" and model.languages is not None:
             # Not detected: no other model translates into the target.

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from fairseq_plugins.api import Translation
+from fairseq_plugins.api.results import CallStatistics
 from fairseq_plugins.serving.models import ServedModel
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -27,11 +27,11 @@ class Metrics:
         self.iterations = counter("spec_dec_iterations", "iterations of sentences", ["model"])
         self.registry.register(_Models(models))
 
-    def count(self, model: str, translations: Sequence[Translation]) -> None:
+    def count(self, model: str, total: CallStatistics) -> None:
         """Count the sentences of a request."""
-        self.sentences.labels(model).inc(len(translations))
-        self.tokens.labels(model).inc(sum(len(translation.token_scores) for translation in translations))
-        self.iterations.labels(model).inc(sum(translation.iterations or 0 for translation in translations))
+        self.sentences.labels(model).inc(total.sentences)
+        self.tokens.labels(model).inc(total.tokens)
+        self.iterations.labels(model).inc(total.iterations)
 
 
 class _Models(Collector):

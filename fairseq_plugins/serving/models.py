@@ -6,14 +6,13 @@ import re
 import threading
 import time
 from collections.abc import Iterable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fairseq_plugins.api import Model, Service, ServiceFull, Translation, load
-from fairseq_plugins.api.jobs import OnStep
+from fairseq_plugins.api import Model, Service, load
 from fairseq_plugins.api.loading import with_decoder
+from fairseq_plugins.api.service import MAX_BEAM, MAX_SENTENCES
 from fairseq_plugins.data.sentences import split_text
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.serving.errors import RequestError
@@ -23,7 +22,6 @@ logger = logging.getLogger("spec-dec-serve")
 Way = Literal["default", "beams", "drafts"]
 # Methods that decode in a way; the first one is made where the model's own is none of them.
 _DECODERS: dict[Way, tuple[str, ...]] = {"beams": ("fast-beam", "beam"), "drafts": ("reuse",)}
-_CONSTRAINED_BEAM = 5  # of requests with constraints that name no beam, as in fairseq
 State = Literal["loading", "ready", "broken"]
 
 
@@ -44,8 +42,8 @@ class ServedModel:
     languages: tuple[str, str] | None = None
     options: dict[str, Any] = field(default_factory=dict)
     beam: int = 1
-    max_waiting: int = 1024
-    max_beam: int = 8
+    max_waiting: int = MAX_SENTENCES
+    max_beam: int = MAX_BEAM
     threads: int | None = None
     state: State = "loading"
     problem: str = "is loading"
@@ -113,14 +111,6 @@ class ServedModel:
             # Of a model of one pair of languages, they are the server's names only.
             return load(self.folder, threads=self.threads, **self.options)
 
-    def way(self, options: dict[str, Any], has_drafts: bool, is_constrained: bool = False) -> Way:
-        """Return how a request with these options of a call is decoded."""
-        if is_constrained:
-            return "beams"
-        if options.get("beam", self.beam) > 1 and not options.get("sampling"):
-            return "beams"
-        return "drafts" if has_drafts else "default"
-
     def has(self, way: Way) -> bool:
         """Whether a service is there already: otherwise `service` takes a second."""
         return way in self._services
@@ -139,45 +129,6 @@ class ServedModel:
                     self._models[way] = model if model.decoder in decoders else with_decoder(model, decoders[0])
                 self._services[way] = self._models[way].service(self.threads, self.max_waiting, self.max_beam)
             return self._services[way]
-
-    def submit(
-        self,
-        way: Way,
-        sentences: list[str],
-        drafts: list[list[str]],
-        on_step: list[OnStep | None],
-        options: Any,
-        constraints: list[str],
-        return_scores: bool,
-    ) -> list["Future[Translation]"]:
-        """Begin to translate sentences, all of them or none; raise as `Service.submit`.
-
-        `constraints` are phrases that the translation of each sentence contains.
-        """
-        service = self.service(way)
-        if self.sentences + len(sentences) > self.max_waiting:
-            raise ServiceFull("too many sentences wait")
-        if way == "beams":
-            # One hypothesis alone rarely meets constraints.
-            beam = min(_CONSTRAINED_BEAM, self.max_beam) if constraints and self.beam == 1 else self.beam
-            options = {"beam": beam, **options}
-        elif not options.get("sampling"):
-            options = {name: value for name, value in options.items() if name != "beam"}
-        futures: list[Future[Translation]] = []
-        try:
-            for number, (sentence, given, call) in enumerate(zip(sentences, drafts, on_step, strict=True)):
-                has_drafts = way == "drafts" and bool(given)
-                # Of a request with drafts, sentences without any have the model's own drafter.
-                own = service if has_drafts or way != "drafts" else self.service("default")
-                ids = given if has_drafts else None
-                phrases = constraints or None
-                asked = {"number": number, "return_scores": return_scores, **options}
-                futures.append(own.submit(sentence, drafts=ids, constraints=phrases, on_step=call, **asked))
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            raise
-        return futures
 
     def decoder(self, way: Way) -> str:
         """Name of the method that decodes in this way."""

@@ -3,16 +3,17 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fairseq_plugins.api import Translation
+from fairseq_plugins.api.results import CallStatistics
 from fairseq_plugins.serving.errors import Gone
 from fairseq_plugins.serving.metrics import Metrics
+from fairseq_plugins.serving.text import Result
 
 logger = logging.getLogger("spec-dec-serve")
 T = TypeVar("T")
@@ -26,12 +27,12 @@ class Account:
 
     Attributes:
         model: name of the model.
-        translations: of all its sentences.
+        total: counts of its sentences.
         outcome: set where the status does not say it, such as "client left".
     """
 
     model: str = "-"
-    translations: list[Translation] = field(default_factory=list)
+    total: CallStatistics = field(default_factory=CallStatistics)
     outcome: str = ""
 
 
@@ -39,6 +40,13 @@ def account_of(request: Request) -> Account:
     """Return the account of a request."""
     account: Account = request.scope[_KEY]
     return account
+
+
+def count(request: Request, results: Iterable[Result]) -> None:
+    """Count the sentences of a request."""
+    for result in results:
+        for _, translation, _ in result.sentences:
+            account_of(request).total.add(translation)
 
 
 class Accounting:
@@ -78,19 +86,19 @@ class Accounting:
             path = scope["path"] if scope["path"] in self.paths else "other"
             self.metrics.requests.labels(path, status).inc()
             self.metrics.seconds.labels(path).observe(seconds)
-            if account.translations:
-                self.metrics.count(account.model, account.translations)
+            if account.total.sentences:
+                self.metrics.count(account.model, account.total)
             logger.info(_line(scope, status, seconds, account))
 
 
 def _line(scope: Scope, status: int, seconds: float, account: Account) -> str:
-    done = account.translations
-    tokens, iterations = sum(len(one.token_scores) for one in done), sum(one.iterations or 0 for one in done)
+    done = account.total
     client = (scope.get("client") or ("-",))[0]
     path = scope["path"].encode("unicode_escape").decode()[:80]
-    counts = f" model={account.model} sentences={len(done)} tokens={tokens} iterations={iterations}" if done else ""
-    outcome = f" {account.outcome}" if account.outcome else ""
-    return f"{client} {scope['method']} {path} {status} {1000 * seconds:.1f}ms{counts}{outcome}"
+    line = f"{client} {scope['method']} {path} {status} {1000 * seconds:.1f}ms"
+    if done.sentences:
+        line += f" model={account.model} sentences={done.sentences} tokens={done.tokens} iterations={done.iterations}"
+    return f"{line} {account.outcome}".rstrip()
 
 
 async def until_gone(request: Request, work: Awaitable[T], timeout: float) -> T:

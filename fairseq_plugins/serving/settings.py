@@ -10,8 +10,6 @@ class Settings:
     Attributes:
         api_keys: of which a request must name one; none for no keys.
         max_characters: of a request's text.
-        max_sentences: of a request.
-        max_waiting: sentences of a model that have not ended; with more, requests are answered 503 at once.
         max_bytes: of a request's body.
         timeout: seconds of a request, after which it is answered 504.
         origins: web sites whose pages may use the server from a browser.
@@ -19,8 +17,6 @@ class Settings:
 
     api_keys: frozenset[str] = frozenset()
     max_characters: int = 20_000
-    max_sentences: int = 256
-    max_waiting: int = 1024
     timeout: float = 60.0
     origins: tuple[str, ...] = ()
 

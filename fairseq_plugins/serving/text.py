@@ -2,16 +2,19 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from fairseq_plugins.api import Step, Translation
+from fairseq_plugins.api import ServiceFull, Step, Translation
 from fairseq_plugins.data.sentences import join_text, split_text
 from fairseq_plugins.serving.errors import RequestError
 from fairseq_plugins.serving.models import ServedModel, Way
 
 # Elements of HTML whose text is not translated.
 _KEPT = {"code", "kbd", "pre", "samp", "script", "style", "textarea", "var"}
+_CONSTRAINED_BEAM = 5  # of requests with constraints that name no beam, as in fairseq
 OnSentence = Callable[[int, Step], None]
 Pair = tuple[str, str]
 
@@ -40,7 +43,6 @@ class TextJob:
         options: of the call: `CallOptions` without those that were not given.
         drafts: earlier translations, by sentence.
         constraints: phrases that the translation of the only sentence contains.
-        max_sentences: of the request.
         splits: whether texts are cut into sentences.
         return_scores: whether translations need scores.
     """
@@ -49,14 +51,16 @@ class TextJob:
     options: dict[str, Any] = field(default_factory=dict)
     drafts: list[str] = field(default_factory=list)
     constraints: list[str] = field(default_factory=list)
-    max_sentences: int = 256
     splits: bool = True
     return_scores: bool = True
 
     @property
     def way(self) -> Way:
         """How the request is decoded."""
-        return self.model.way(self.options, bool(self.drafts), bool(self.constraints))
+        options, searches = self.options, bool(self.constraints)
+        if searches or (options.get("beam", self.model.beam) > 1 and not options.get("sampling")):
+            return "beams"
+        return "drafts" if self.drafts else "default"
 
     def cut(self, texts: Sequence[str]) -> list[list[Pair]]:
         """Return the sentences of each text, each with the separator after it.
@@ -67,10 +71,9 @@ class TextJob:
         source, _ = self._languages()
         cut = [split_text(text, source) if self.splits else [(text, "")] for text in texts]
         count = sum(map(len, cut))
-        if count > self.max_sentences:
-            raise RequestError(
-                400, f"the request has {count} sentences, and may have {self.max_sentences}; send less at a time"
-            )
+        most = self.model.max_waiting
+        if count > most:
+            raise RequestError(400, f"the request has {count} sentences, and may have {most}; send less at a time")
         if self.constraints and count != 1:
             raise RequestError(
                 400, f"constraints are for one sentence, and the request has {count}; send one at a time"
@@ -89,12 +92,9 @@ class TextJob:
         """
         _, target = self._languages()
         sentences = [sentence for pairs in cut for sentence, _ in pairs]
-        way = self.way
-        if not self.model.has(way):
-            await asyncio.to_thread(self.model.service, way)
-        calls = [None if on_step is None else _numbered(on_step, number) for number in range(len(sentences))]
-        drafts = [self._drafts(number) for number in range(len(sentences))]
-        futures = self.model.submit(way, sentences, drafts, calls, self.options, self.constraints, self.return_scores)
+        if not self.model.has(self.way):
+            await asyncio.to_thread(self.model.service, self.way)
+        futures = self._submit(sentences, on_step)
         try:
             translated = await asyncio.gather(*map(asyncio.wrap_future, futures))
         finally:
@@ -114,6 +114,40 @@ class TextJob:
             piece.replace_with(result.text)
         every = [sentence for result in results for sentence in result.sentences]
         return [Result(str(soup), every if number == 0 else []) for number, soup in enumerate(soups)]
+
+    def _submit(self, sentences: Sequence[str], on_step: OnSentence | None) -> list["Future[Translation]"]:
+        """Begin to translate sentences, all of them or none."""
+        model, way, options = self.model, self.way, self.options
+        if model.sentences + len(sentences) > model.max_waiting:
+            raise ServiceFull("too many sentences wait")
+        if way == "beams":
+            # One hypothesis alone rarely meets constraints.
+            beam = min(_CONSTRAINED_BEAM, model.max_beam) if self.constraints and model.beam == 1 else model.beam
+            options = {"beam": beam, **options}
+        elif not options.get("sampling"):
+            options = {name: value for name, value in options.items() if name != "beam"}
+        futures: list[Future[Translation]] = []
+        try:
+            for number, sentence in enumerate(sentences):
+                drafts = self._drafts(number) if way == "drafts" else []
+                # Of a request with drafts, sentences without any have the model's own drafter.
+                service = model.service(way if drafts or way != "drafts" else "default")
+                futures.append(
+                    service.submit(
+                        sentence,
+                        drafts=drafts or None,
+                        constraints=self.constraints or None,
+                        on_step=None if on_step is None else partial(on_step, number),
+                        number=number,
+                        return_scores=self.return_scores,
+                        **options,
+                    )
+                )
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+        return futures
 
     def _languages(self) -> tuple[str, str]:
         assert self.model.languages is not None
@@ -136,10 +170,6 @@ def _pieces(soup: Any) -> Iterator[Any]:
             left += reversed(node.contents if node.name not in _KEPT else [])
         elif type(node) is NavigableString and node.strip():
             yield node
-
-
-def _numbered(on_step: OnSentence, number: int) -> Callable[[Step], None]:
-    return lambda step: on_step(number, step)
 
 
 def _joined(sentences: list[tuple[str, Translation, str]], language: str) -> Result:

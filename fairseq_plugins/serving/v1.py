@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from fairseq_plugins.api import Model, Step, Translation
 from fairseq_plugins.api.options import CallOptions
 from fairseq_plugins.serving.errors import as_request_error
-from fairseq_plugins.serving.requests import account_of, until_gone
+from fairseq_plugins.serving.requests import account_of, count, until_gone
 from fairseq_plugins.serving.text import Pair, Result, TextJob
 
 if TYPE_CHECKING:
@@ -82,13 +82,11 @@ def router(server: "Server") -> APIRouter:
         texts = [asked.text] if isinstance(asked.text, str) else asked.text
         model = server.find_model(request, asked.api_key, texts, asked.source, asked.target)
         options = {name: value for name, value in asked.options.model_dump().items() if value is not None}
-        limit = server.settings.max_sentences
-        job = TextJob(model, options, asked.drafts, asked.constraints, limit, asked.split)
+        job = TextJob(model, options, asked.drafts, asked.constraints, asked.split)
         return job, job.cut(texts)
 
     def answer(request: Request, asked: V1Request, job: TextJob, results: list[Result], started: float) -> V1Response:
-        for result in results:
-            account_of(request).translations += [translation for _, translation, _ in result.sentences]
+        count(request, results)
         source, target = job.model.languages or ("", "")
         return V1Response(
             translations=[_translated(job.model.model, result, asked.tokens) for result in results],

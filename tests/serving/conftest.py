@@ -10,12 +10,12 @@ from fairseq_plugins.serving.models import ServedModel  # noqa: E402
 from fairseq_plugins.serving.settings import Settings  # noqa: E402
 from tests.serving.running import FOLDER, Client, serving  # noqa: E402
 
-LIMITS = Settings(max_characters=4000, max_sentences=20, max_waiting=16, timeout=20, origins=("https://example.org",))
+LIMITS = Settings(max_characters=4000, timeout=20, origins=("https://example.org",))
 
 
 @pytest.fixture(scope="session")
 def served() -> ServedModel:
-    return ServedModel(str(FOLDER), threads=1, max_waiting=LIMITS.max_waiting)
+    return ServedModel(str(FOLDER), threads=1, max_waiting=16)
 
 
 @pytest.fixture(scope="session")
