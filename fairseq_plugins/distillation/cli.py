@@ -107,17 +107,7 @@ def run_merge(argv: Sequence[str]) -> None:
     args = merge_parser().parse_args(argv)
     if args.max_length_ratio is not None and not args.max_length_ratio >= 1:
         raise ConfigurationError("--max-length-ratio", args.max_length_ratio, remedy="give at least 1")
-    counts = merge(
-        args.data,
-        Path(args.shards),
-        args.gen_subset.split(","),
-        Path(args.destdir),
-        (args.source_lang, args.target_lang),
-        args.max_length_ratio,
-        args.keep_raw,
-        args.workers,
-    )
-    for subset, count in counts.items():
+    for subset, count in merge(args).items():
         print(f"{subset}: {count}")
 
 

@@ -1,5 +1,6 @@
 """Merge shards into training data: check, filter, and binarise with the same dictionaries."""
 
+import argparse
 import contextlib
 import io
 import json
@@ -116,80 +117,64 @@ def _text(dataset: Any, dictionary: Dictionary) -> Iterable[str]:
     return (dictionary.string(dataset[number]) for number in range(len(dataset)))
 
 
-def merge(
-    data: str,
-    folder: Path,
-    subsets: list[str],
-    destination: Path,
-    languages: tuple[str | None, str | None] = (None, None),
-    max_ratio: float | None = None,
-    keep_raw: bool = False,
-    workers: int = 1,
-) -> dict[str, MergeCounts]:
-    """Merge the shards of subsets into binarised data, written atomically; return counts by subset.
-
-    Args:
-        data: binarised data that was decoded.
-        folder: folder of the shards.
-        subsets: of "train", "valid", "test".
-        destination: new folder.
-        languages: source and target (default: the data's only pair).
-        max_ratio: see `filter_pairs`; for "train" only.
-        keep_raw: add the original pairs of "train" after the distilled ones.
-        workers: processes that binarise.
+def merge(args: argparse.Namespace) -> dict[str, MergeCounts]:
+    """Merge shards into binarised data, as the options of `spec-dec-distill merge` ask; return counts by subset.
 
     Raises ConfigurationError for shards that are missing or do not fit the data, and a folder that cannot be written.
     """
+    destination, subsets = Path(args.destdir), args.gen_subset.split(",")
     if destination.exists():
         raise ConfigurationError("--destdir", destination, "is there already", "remove it or give another folder")
     for subset in subsets:
         check_subset(subset)
-    task = open_task(data, *languages)
-    source, target = task.cfg.source_lang, task.cfg.target_lang
+    task = open_task(args.data, args.source_lang, args.target_lang)
     counts, origins = {}, {}
     with new_folder(destination, "--destdir") as partial:
         text = partial.with_name(partial.name + ".text")
         text.mkdir()
         for subset in subsets:
-            dataset, is_training = load_subset(task, subset), subset == "train"
-            files = source_files(data, subset, source, target)
-            origins[subset], sentences = read_all(folder, subset, sha256(files), len(dataset))
-            pairs, counts[subset] = filter_pairs(
-                _text(dataset.src, task.source_dictionary), sentences, max_ratio if is_training else None
-            )
-            if not pairs:
-                raise ConfigurationError(None, folder, f"no sentence of {subset} is left ({counts[subset]})")
-            if keep_raw and is_training:
-                pairs += _raw_pairs(task, dataset)
-                counts[subset].raw = len(dataset)
-            for language, side in ((source, 0), (target, 1)):
-                with open(text / f"{subset}.{language}", "w", encoding="utf-8", newline="\n") as file:
-                    file.writelines(pair[side] + "\n" for pair in pairs)
-        _binarise(data, text, partial, source, target, subsets, workers)
-        record: dict[str, Any] = {"counts": {name: asdict(value) for name, value in counts.items()}}
-        record["made_from"] = origins
-        record |= {"max_ratio": max_ratio, "keep_raw": keep_raw}
+            origins[subset], counts[subset] = _write_text(args, task, subset, text)
+        _binarise(args, task, text, partial)
+        record = {
+            "counts": {name: asdict(value) for name, value in counts.items()},
+            "made_from": origins,
+            "max_ratio": args.max_length_ratio,
+            "keep_raw": args.keep_raw,
+        }
         write_atomically(partial / "distilled.json", json.dumps(record, indent=2) + "\n", "--destdir")
     return counts
 
 
-def _raw_pairs(task: Any, dataset: Any) -> Iterable[tuple[str, str]]:
-    """Return the pairs of the training data; raise ConfigurationError if it has no target side."""
-    if dataset.tgt is None:
-        raise ConfigurationError("--keep-raw", None, f"{task.cfg.data} has no target side of train")
-    raw = _text(dataset.src, task.source_dictionary), _text(dataset.tgt, task.target_dictionary)
-    return zip(*raw, strict=True)
+def _write_text(
+    args: argparse.Namespace, task: TranslationTask, subset: str, text: Path
+) -> tuple[dict[str, Any], MergeCounts]:
+    """Write the pairs of a subset as subwords to a folder; return the origin of the translations, and counts."""
+    dataset, is_training = load_subset(task, subset), subset == "train"
+    files = source_files(args.data, subset, task.cfg.source_lang, task.cfg.target_lang)
+    made_from, sentences = read_all(Path(args.shards), subset, sha256(files), len(dataset))
+    sources = _text(dataset.src, task.source_dictionary)
+    pairs, counts = filter_pairs(sources, sentences, args.max_length_ratio if is_training else None)
+    if not pairs:
+        raise ConfigurationError(None, args.shards, f"no sentence of {subset} is left ({counts})")
+    if args.keep_raw and is_training:
+        if dataset.tgt is None:
+            raise ConfigurationError("--keep-raw", None, f"{args.data} has no target side of train")
+        raw = _text(dataset.src, task.source_dictionary), _text(dataset.tgt, task.target_dictionary)
+        pairs += zip(*raw, strict=True)
+        counts.raw = len(dataset)
+    for language, side in zip((task.cfg.source_lang, task.cfg.target_lang), zip(*pairs, strict=True), strict=True):
+        with open(text / f"{subset}.{language}", "w", encoding="utf-8", newline="\n") as file:
+            file.writelines(f"{line}\n" for line in side)
+    return made_from, counts
 
 
-def _binarise(
-    data: str, text: Path, destination: Path, source: str, target: str, subsets: list[str], workers: int
-) -> None:
-    """Run fairseq-preprocess with the dictionaries of `data`."""
-    arguments = ["--source-lang", source, "--target-lang", target, "--destdir", str(destination)]
-    for option, language in (("--srcdict", source), ("--tgtdict", target)):
-        arguments += [option, str(Path(data) / f"dict.{language}.txt")]
-    for subset in subsets:
+def _binarise(args: argparse.Namespace, task: TranslationTask, text: Path, destination: Path) -> None:
+    """Run fairseq-preprocess with the dictionaries of the data."""
+    source, target = task.cfg.source_lang, task.cfg.target_lang
+    arguments = ["--source-lang", source, "--srcdict", f"{args.data}/dict.{source}.txt"]
+    arguments += ["--target-lang", target, "--tgtdict", f"{args.data}/dict.{target}.txt"]
+    arguments += ["--destdir", str(destination), "--workers", str(args.workers)]
+    for subset in args.gen_subset.split(","):
         arguments += [PREFIXES[subset], str(text / subset)]
-    arguments += ["--workers", str(workers)]
     with contextlib.redirect_stdout(io.StringIO()):
         preprocess.main(options.get_preprocessing_parser().parse_args(arguments))

@@ -97,9 +97,14 @@ class Decoding:
             args.beam = 1
         own = self._suppressing(build_own(), task)
         check_own(own, task, spec, samples > 0)
-        context = self._context(task, models, own, spec, options, samples > 0, in_training)
+        context = self._context(task, models, own, spec, options, in_training)
         check_fit(spec, options, context)
-        return self._generator(task, own, spec, options, context, samples, is_one_run)
+        generator = self._generator(own, spec, options, context, samples)
+        if isinstance(options, ReuseOptions) and (is_one_run or options.drafts is not None):
+            generator.drafts = TaskDrafts(options.drafts, task, is_one_run)
+        if is_one_run:
+            self._report(generator)
+        return generator
 
     def _method(self, model: nn.Module, args: Any, in_training: bool) -> tuple[MethodSpec, MethodOptions]:
         """Return the method that decodes: of `--decoder`, unless the task scores references or trains a drafter."""
@@ -154,7 +159,6 @@ class Decoding:
         own: Any,
         spec: MethodSpec,
         options: MethodOptions,
-        is_sampling: bool,
         in_training: bool,
     ) -> MethodContext:
         """Return the models and settings that the method is built from."""
@@ -172,21 +176,14 @@ class Decoding:
             own.beam_size if spec.searches_beams else 1,
             counts_survival=self.counts_survival,
             no_repeat_ngram_size=repeat_ngram_size(own),
-            sampling=sampling_of(own) if is_sampling else None,
-            strategy=strategy_of(own, is_sampling),
+            sampling=sampling_of(own),
+            strategy=strategy_of(own),
         )
 
     def _generator(
-        self,
-        task: Any,
-        own: Any,
-        spec: MethodSpec,
-        options: MethodOptions,
-        context: MethodContext,
-        samples: int,
-        is_one_run: bool,
+        self, own: Any, spec: MethodSpec, options: MethodOptions, context: MethodContext, samples: int
     ) -> DraftVerifyGenerator:
-        """Return the generator, with what a run records."""
+        """Return the generator, with what it records."""
         cfg = self.options
         # Without fairseq's command line, fairseq's fields in the configuration are unresolved references.
         bf16, active = cfg.bf16 is True, cfg.active_sentences
@@ -212,19 +209,19 @@ class Decoding:
             seed=cfg.seed if isinstance(cfg.seed, int) else 1,
             extract_alignment=getattr(own, "extract_alignment", None),
         )
-        if isinstance(options, ReuseOptions) and (is_one_run or options.drafts is not None):
-            generator.drafts = TaskDrafts(options.drafts, task, is_one_run)
         if trace is not None:
             close_with(generator, trace.close)
-        if is_one_run:
-            self.numbers = LineNumbers()
-            generator.number = self.numbers.add_to
-            close_with(generator, stats.close)
-            if cfg.profile is True:
-                profile = Profile()
-                profile.attach(generator)
-                close_with(generator, profile.close)
         return generator
+
+    def _report(self, generator: DraftVerifyGenerator) -> None:
+        """Number the sentences of a run, and let it end with its summary."""
+        self.numbers = LineNumbers()
+        generator.number = self.numbers.add_to
+        close_with(generator, generator.stats.close)
+        if self.options.profile is True:
+            profile = Profile()
+            profile.attach(generator)
+            close_with(generator, profile.close)
 
     def _in_current_precision(self, context: MethodContext, bf16: bool) -> MethodContext:
         """Return the context for the type and device that the models have now."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.draft_files import check_known, read_drafts
+from fairseq_plugins.shared.draft_files import DraftFiles
 
 
 class LineNumbers:
@@ -57,29 +57,19 @@ class TaskDrafts:
         if not is_one_run and not task.datasets:
             raise ConfigurationError("--drafts", paths, "is for fairseq's commands", "give translate(drafts=...)")
         self._paths, self._task = paths.split(":"), task
-        self._drafts: list[list[list[int]]] | None = None  # of every file, ids of every sentence
+        self._files: DraftFiles | None = None
 
     def __call__(self, sample: Mapping[str, Any]) -> list[list[list[int]]]:
         """Return the token ids of each sentence's drafts; raise ConfigurationError for a file that does not fit."""
-        if self._drafts is None:
-            self._drafts = [self._read(path) for path in self._paths]
-        numbers = sample["id"].tolist()
-        for path, drafts in zip(self._paths, self._drafts, strict=True):
-            if max(numbers) >= len(drafts):
-                problem = f"has {len(drafts)} lines, and there is a sentence {max(numbers) + 1}"
-                raise ConfigurationError("--drafts", path, problem, "give a draft a line, an empty line for none")
-        return [[drafts[number] for drafts in self._drafts] for number in numbers]
-
-    def _read(self, path: str) -> list[list[int]]:
-        dictionary, subsets = self._task.target_dictionary, self._task.datasets
-        if subsets:
-            ((subset, dataset),) = subsets.items()
-            lines = read_drafts(path, len(dataset), f"--gen-subset {subset}")
-        else:
-            lines = read_drafts(path)
-        drafts = [self._cut(line) if isinstance(line, str) else line for line in lines]
-        check_known(path, drafts, dictionary.__contains__)
-        return [[dictionary.index(token) for token in draft] for draft in drafts]
+        dictionary = self._task.target_dictionary
+        if self._files is None:
+            sentences, of = None, ""
+            for subset, dataset in self._task.datasets.items():  # none in fairseq-interactive
+                sentences, of = len(dataset), f"--gen-subset {subset}"
+            self._files = DraftFiles(self._paths, sentences, of)
+            self._files.check(self._cut, dictionary.__contains__)
+        drafts = [self._files.tokens(number, self._cut) for number in sample["id"].tolist()]
+        return [[[dictionary.index(token) for token in draft] for draft in of_sentence] for of_sentence in drafts]
 
     def _cut(self, line: str) -> list[str]:
         for tool in getattr(self._task, "text_tools", ()):

@@ -45,15 +45,17 @@ def samples_of(args: Any) -> int:
     return max(getattr(args, "beam", 5), getattr(args, "nbest", 1))
 
 
-def sampling_of(own: SequenceGenerator) -> Sampling:
-    """Return how a sampling generator of fairseq draws tokens."""
+def sampling_of(own: SequenceGenerator) -> Sampling | None:
+    """Return how a generator of fairseq draws tokens, None for a search."""
     search = own.search
+    if not isinstance(search, FairseqSampling):
+        return None
     return Sampling(max(search.sampling_topk, 0), max(search.sampling_topp, 0.0), own.temperature)
 
 
-def strategy_of(own: SequenceGenerator, samples: bool) -> SearchStrategy | None:
-    """Return fairseq's search and its language model, None for plain beam search."""
-    search = None if samples or type(own.search) is BeamSearch else own.search
+def strategy_of(own: SequenceGenerator) -> SearchStrategy | None:
+    """Return fairseq's search and its language model, None for sampling and plain beam search."""
+    search = None if type(own.search) in (FairseqSampling, BeamSearch) else own.search
     return None if search is None and own.lm_model is None else SearchStrategy(search, own.lm_model, own.lm_weight)
 
 

@@ -7,10 +7,7 @@ from pathlib import Path
 from fairseq_plugins.api import Memory, Model
 from fairseq_plugins.api.memory import FILE as MEMORY_FILE
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.draft_files import check_known, read_drafts
-
-# Lines whose tokens tell whether a file is in the target's language.
-_SAMPLE = 256
+from fairseq_plugins.shared.draft_files import DraftFiles
 
 
 def count_lines(path: str) -> int:
@@ -49,7 +46,7 @@ class DraftSources:
 
     def __init__(self, paths: Sequence[str], source: str | None, memory: str | None, adds: bool) -> None:
         sentences = count_lines(source) if source is not None and paths else 0
-        self._files = {path: read_drafts(path, sentences, f"--input {source}") for path in paths}
+        self._files = DraftFiles(paths, sentences, f"--input {source}")
         self._memory = None if memory is None else Memory(memory)
         self._adds = adds
 
@@ -60,7 +57,7 @@ class DraftSources:
             lines: number from 0 and text of each.
             model: cuts the drafts.
         """
-        drafts_of_lines = [[_cut(drafts[number], model) for drafts in self._files.values()] for number, _ in lines]
+        drafts_of_lines = [self._files.tokens(number, model.tokenize) for number, _ in lines]
         remembered = [] if self._memory is None else self._memory.drafts([text for _, text in lines])
         for drafts_of_line, more in zip(drafts_of_lines, remembered, strict=False):
             drafts_of_line += map(model.tokenize, more)
@@ -73,9 +70,4 @@ class DraftSources:
 
     def check(self, model: Model) -> None:
         """Raise ConfigurationError for a file in another language."""
-        for path, lines in self._files.items():
-            check_known(path, (_cut(line, model) for line in lines[:_SAMPLE]), model.knows)
-
-
-def _cut(line: str | list[str], model: Model) -> list[str]:
-    return model.tokenize(line) if isinstance(line, str) else line
+        self._files.check(model.tokenize, model.knows)
