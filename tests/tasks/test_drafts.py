@@ -53,7 +53,6 @@ def test_files_that_do_not_fit_are_refused(corpus: Corpus, tmp_path: Path) -> No
     for files, message in (
         (few, "few.tgt: has 3 lines, and --gen-subset test has 36; give a draft a line"),
         (other, "other.tgt: 108 of 108 tokens are not in the target's dictionary"),
-        (tmp_path / "none", "none: no such file"),
     ):
         with refused(message):
             generate(corpus, f"--task spec_dec --decoder reuse --drafts {files}")
