@@ -3,20 +3,14 @@
 import os
 import re
 import tempfile
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from fairseq_plugins.benchmarks.setting import conversions
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.files import Destination, destination, write_atomically
-from fairseq_plugins.shared.partial_file import PartialFile
-from fairseq_plugins.shared.shards import ShardWriter
-from fairseq_plugins.translation.cli import _translate_stream
+from fairseq_plugins.shared.files import Destination
 from fairseq_plugins.translation.output_shards import OutputShards, forget_run
 from tests.support import REPOSITORY
 
@@ -24,22 +18,6 @@ from tests.support import REPOSITORY
 def contents(folder: Path) -> dict[str, bytes | None]:
     """Return what a folder has: name -> content, None for folders."""
     return {str(file.relative_to(folder)): file.read_bytes() if file.is_file() else None for file in folder.rglob("*")}
-
-
-def write_lines(path: Path) -> None:
-    file = PartialFile(str(path), "--stats-file")
-    file.write("ours\n")
-    file.close()
-
-
-def translate_stream(path: Path) -> None:
-    """Write an output as spec-dec-translate does for input that is no regular file."""
-    args = SimpleNamespace(input=__file__, buffer_size=10_000)
-    translator: Any = SimpleNamespace(args=args, translate=lambda lines, before: ["ours\n"], summary=lambda: "")
-    _translate_stream(translator, destination(path, "--output"))
-
-
-WRITERS = [lambda path: write_atomically(path, "ours\n", "--output"), write_lines, translate_stream]
 
 
 def shards_of(folder: Path, run_id: str = "") -> OutputShards:
@@ -91,26 +69,6 @@ def test_links_in_our_folder_are_not_followed(name: str, tmp_path: Path) -> None
     with suppress(ConfigurationError):
         translate(tmp_path, "array 7")
     assert (tmp_path / "precious").read_text() == "mine\nno newline"
-
-
-def test_links_called_partial_are_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "precious").write_text("mine")
-    (tmp_path / "out.partial").symlink_to(tmp_path / "precious")
-    with pytest.raises(ConfigurationError, match="cannot be written"):
-        ShardWriter(tmp_path / "out", {"subset": "train"})
-    for write in WRITERS:
-        write(tmp_path / "out")
-        assert (tmp_path / "out").read_text() == "ours\n"
-        assert (tmp_path / "out.partial").is_symlink() and (tmp_path / "precious").read_text() == "mine"
-
-
-@pytest.mark.parametrize("write", WRITERS)
-def test_files_called_partial_are_kept(write: Callable[[Path], None], tmp_path: Path) -> None:
-    mine = ("out.partial", "out.2.partial")
-    for name in mine:
-        (tmp_path / name).write_text("mine")
-    write(tmp_path / "out")
-    assert contents(tmp_path) == {"out": b"ours\n", **dict.fromkeys(mine, b"mine")}
 
 
 def test_benchmarks_use_no_folder_that_others_can_make(tmp_path: Path) -> None:

@@ -16,8 +16,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -26,12 +28,11 @@ from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStat
 from fairseq_plugins.process import ending
 from fairseq_plugins.shared.files import destination, new_folder, write_atomically
 from fairseq_plugins.shared.partial_file import PartialFile
+from fairseq_plugins.translation.cli import _translate_stream
 from tests.errors import error_about, refused
 from tests.faults.released import Released, options, prepare
 from tests.support import REPOSITORY, run_in_process
 
-SENTENCE = SentenceStats(3, 5, 7, 2, [4, 3], 2, 0.5)
-RECORD = {**vars(SENTENCE), "backend": "torch"}
 SENTENCES = 300
 INSTALLED = Path(sys.executable).parent
 MULTI30K = REPOSITORY / "checkpoints" / "multi30k.en-de"
@@ -50,49 +51,45 @@ def failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "_has_failed", False)
 
 
-def open_stats(path: Path | str) -> DecodingStats:
-    """Return the statistics of a run with `--stats-file`."""
-    stats = DecodingStats("gad", str(path))
-    stats.backend = "torch: an ensemble of several models"
-    return stats
+def write_lines(path: Path) -> None:
+    """Write as `--stats-file` and `--trace-file` do."""
+    file = PartialFile(str(path), "--output")
+    file.write("ours\n")
+    file.close()
 
 
-def write_stats(path: Path | str) -> None:
-    """Write the statistics of one sentence to `--stats-file`."""
-    stats = open_stats(path)
-    stats.record([SENTENCE], 1.0)
-    stats.close()
+def translate_stream(path: Path) -> None:
+    """Write an output as spec-dec-translate does for input that is no regular file."""
+    args = SimpleNamespace(input=__file__, buffer_size=10_000)
+    translator: Any = SimpleNamespace(args=args, translate=lambda lines, before: ["ours\n"], summary=lambda: "")
+    _translate_stream(translator, destination(path, "--output"))
 
 
-def write_content(path: Path | str) -> None:
-    """Write the same content with the function of the spec-dec-* commands."""
-    write_atomically(Path(path), json.dumps(RECORD) + "\n", "--stats-file")
+WRITERS = pytest.mark.parametrize(
+    "write", [lambda path: write_atomically(path, "ours\n", "--output"), write_lines, translate_stream]
+)
+Write = Callable[[Path], None]
 
 
-WRITERS = pytest.mark.parametrize("write", [write_stats, write_content])
-
-
-def is_written(text: str | bytes) -> bool:
-    record = json.loads(text)
-    record.pop("run", None)
-    return record == RECORD
+def contents(folder: Path) -> dict[str, str]:
+    return {file.name: file.read_text() for file in folder.iterdir()}
 
 
 @WRITERS
-def test_fifo_gets_the_lines_and_stays(tmp_path: Path, write: object) -> None:
+def test_fifo_gets_the_lines_and_stays(tmp_path: Path, write: Write) -> None:
     fifo, lines = tmp_path / "fifo", []
     os.mkfifo(fifo)
     reader = threading.Thread(target=lambda: lines.append(fifo.read_bytes()), daemon=True)
     reader.start()
     write(fifo)
     reader.join(10)
-    assert is_written(lines[0]) and stat.S_ISFIFO(fifo.stat().st_mode)
+    assert lines == [b"ours\n"] and stat.S_ISFIFO(fifo.stat().st_mode)
     assert [file.name for file in tmp_path.iterdir()] == ["fifo"]
 
 
 @as_root
 @WRITERS
-def test_device_stays(tmp_path: Path, write: object) -> None:
+def test_device_stays(tmp_path: Path, write: Write) -> None:
     device = tmp_path / "null"
     os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
     try:
@@ -104,29 +101,40 @@ def test_device_stays(tmp_path: Path, write: object) -> None:
 
 
 @WRITERS
-def test_link_stays_and_its_target_is_replaced(tmp_path: Path, write: object) -> None:
+def test_link_stays_and_its_target_is_replaced(tmp_path: Path, write: Write) -> None:
     (tmp_path / "far").mkdir()
     target, link, other_name = tmp_path / "far" / "target", tmp_path / "link", tmp_path / "other"
     link.symlink_to("far/target")
     write(link)  # to nothing yet
-    assert link.is_symlink() and is_written(target.read_text())
+    assert link.is_symlink() and target.read_text() == "ours\n"
     target.write_text("old")
     os.link(target, other_name)
     write(link)
-    assert link.is_symlink() and is_written(target.read_text())
+    assert link.is_symlink() and target.read_text() == "ours\n"
     # Replaced, not overwritten.
     assert other_name.read_text() == "old"
 
 
+@WRITERS
+def test_files_called_partial_are_kept(tmp_path: Path, write: Write) -> None:
+    """Links, too, are not followed."""
+    mine = {"out.partial": "mine", "out.2.partial": "mine", "precious": "mine"}
+    for name, text in mine.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "out.3.partial").symlink_to(tmp_path / "precious")
+    write(tmp_path / "out")
+    assert contents(tmp_path) == {**mine, "out.3.partial": "mine", "out": "ours\n"}
+
+
 @pytest.mark.parametrize("name", ["folder", "link to folder", "loop", ""])
 @WRITERS
-def test_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: object, name: str) -> None:
+def test_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Any, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     Path("link to folder").symlink_to("folder")
     Path("loop").symlink_to("loop")
     before = sorted(tmp_path.rglob("*"))
-    with error_about("--stats-file", f"^--stats-file {name or '.?'}: (is a folder|cannot be written)"):
+    with error_about("--output", f"^--output {name or '.?'}: (is a folder|cannot be written)"):
         write(name)
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -146,16 +154,17 @@ def test_run_goes_on_where_its_file_cannot(tmp_path: Path, capsys: pytest.Captur
     """A failed write is reported once, however many sentences follow; written lines and the old file stay."""
     path = tmp_path / "stats"
     path.write_text("old")
-    stats = open_stats(path)
+    stats = DecodingStats("gad", str(path))
+    stats.backend = "torch: an ensemble of several models"
     with files_of_at_most(1000):
         for _ in range(50):
-            stats.record([SENTENCE], 1.0)
+            stats.record([SentenceStats(3, 5, 7, 2, [4, 3], 2, 0.5)], 1.0)
         stats.close()
     messages = capsys.readouterr().err.splitlines()
     assert messages[0].startswith(f'error: stats_file="{path}": cannot be written (File too large)')
     assert messages[0].endswith(f"the lines so far are in {path}.partial")
     assert messages[1].startswith("gad: 50 sentences") and len(messages) == 2
-    assert path.read_text() == "old" and is_written(Path(f"{path}.partial").read_text().splitlines()[0])
+    assert path.read_text() == "old" and json.loads(Path(f"{path}.partial").read_text().splitlines()[0])["backend"]
     assert ending._has_failed
 
 
