@@ -15,7 +15,7 @@ from typing import Any
 from fairseq_plugins.api.options import spelling_of
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.process.deferred import without_garbage_collection
-from fairseq_plugins.shared.cli import CommandParser, not_negative, positive, run_command
+from fairseq_plugins.shared.cli import CommandParser, named_values, not_negative, positive, run_command
 from fairseq_plugins.shared.files import missing_folder
 
 NAME = "spec-dec-serve"
@@ -86,12 +86,7 @@ def make_models(args: argparse.Namespace) -> list[Any]:
     """
     from fairseq_plugins.serving.models import ServedModel
 
-    options: dict[str, Any] = {}
-    for item in args.set:
-        name, equals, value = item.partition("=")
-        if not equals or not name:
-            raise ConfigurationError("--set", item, remedy="give NAME=VALUE, such as {--set max_len_b=100}")
-        options[name.replace("-", "_")] = value
+    options: dict[str, Any] = {**named_values(args.set)}
     options |= {name: vars(args)[name] for name in ("decoder", "device") if vars(args)[name] is not None}
     models = []
     for given in args.models:

@@ -53,6 +53,17 @@ def positive_list(text: str) -> list[int]:
     return [positive(part) for part in text.split(",")]
 
 
+def named_values(items: Sequence[str]) -> dict[str, str]:
+    """Return name -> value of `--set NAME=VALUE`, names with underscores; raise ConfigurationError for others."""
+    values = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            raise ConfigurationError("--set", item, remedy="give NAME=VALUE, such as {--set lenpen=0.6}")
+        values[name.replace("-", "_")] = value
+    return values
+
+
 class CommandParser(argparse.ArgumentParser):
     """Show in --help: usage, description, example, required options, then the command's other options.
 

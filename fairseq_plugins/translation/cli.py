@@ -28,7 +28,7 @@ from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import ConfigurationError, flag
 from fairseq_plugins.process.ending import fail, failure_ends_others
 from fairseq_plugins.process.output import counted, say
-from fairseq_plugins.shared.cli import CommandParser, positive, run_command
+from fairseq_plugins.shared.cli import CommandParser, named_values, positive, run_command
 from fairseq_plugins.shared.display import progress_bar
 from fairseq_plugins.shared.files import Destination, destination, unwritable
 from fairseq_plugins.shared.invalid_text import ENCODING, mend_lines
@@ -109,13 +109,9 @@ def set_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options for `load`; raise ConfigurationError unless --set has NAME=VALUE."""
     given = {"block_size": args.block_size, "seed": args.seed, "sampling": args.sampling or None}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    for item in args.set:
-        name, equals, value = item.partition("=")
-        if not equals or not name:
-            raise ConfigurationError("--set", item, remedy="give NAME=VALUE, such as {--set lenpen=0.6}")
-        name = name.replace("-", "_")
+    for name, value in named_values(args.set).items():
         if name in vars(args) and name not in LOAD.known:
-            raise ConfigurationError("--set", item, "has its own option", f"give {{{flag(name)}}}")
+            raise ConfigurationError("--set", f"{name}={value}", "has its own option", f"give {{{flag(name)}}}")
         options[name] = value
     return options
 
