@@ -66,7 +66,8 @@ def page(name: str, trace: Trace, sentences: Iterable[TracedSentence]) -> tuple[
     source, target = _Symbols(trace.source_symbols), _Symbols(trace.target_symbols)
     reasons = {reason: number for number, reason in enumerate(sorted(REASONS))}
     texts, iterations, size, note = [], [], 0, ""
-    ids, token_counts, iteration_counts = [], [], []
+    ids: list[int] = []
+    token_counts, iteration_counts = [], []
     ends: Counter[tuple[int, bool]] = Counter()
     eos = "</s>"
     for sentence in sentences:
