@@ -46,7 +46,7 @@ with without_garbage_collection(), deferred_settings(), unchanged_logging():
     )
     from fairseq_plugins.checkpoint.loading import refuse_unsafe_model_of_validation
     from fairseq_plugins.process.freed_memory import keep_freed_memory
-    from fairseq_plugins.process.training import bf16_without_tpu, stop_on_request
+    from fairseq_plugins.process.training import bf16_without_tpu, destroy_process_groups_at_exit, stop_on_request
     from fairseq_plugins.shared.parsing import help_of_fairseqs_tools, refuse_wrong_arguments_of_fairseqs_tools
 
 if is_tool():
@@ -56,6 +56,7 @@ if is_tool():
     bf16_without_tpu()
     keep_freed_memory()
     stop_on_request()
+    destroy_process_groups_at_exit()
 
 __all__ = [
     "CallOptions",

@@ -1,4 +1,4 @@
-"""The process of fairseq-train: its end on request, and `--bf16` on a GPU.
+"""The process of fairseq-train: its end on request, the end of its process groups, and `--bf16` on a GPU.
 
 Slurm sends SIGUSR1 before a time limit, and a training ends with a checkpoint. fairseq stops and saves after the update
 that reaches --max-update, so a request lowers --max-update. Only the first of several processes saves and stops; the
@@ -8,6 +8,7 @@ The settings are a local variable of fairseq's loop, which the handler gets from
 calls in the loop knows them (its older tasks and optimizers have only their own), and fairseq is not patched.
 """
 
+import atexit
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from fairseq import options
+from fairseq.distributed.utils import get_global_group
 from torch import distributed
 
 STOP_FILE = "SPEC_DEC_STOP_FILE"
@@ -56,6 +58,22 @@ def _stop(number: int, frame: FrameType | None) -> None:
     cfg = frame.f_locals["cfg"]
     cfg.optimization.max_update = 1
     cfg.dataset.disable_validation = True  # may exceed the time left, and needs all processes
+
+
+def destroy_process_groups_at_exit() -> None:
+    """Let fairseq's process groups end before the interpreter, which fairseq leaves them to."""
+    atexit.register(_destroy_process_groups)
+
+
+def _destroy_process_groups() -> None:
+    """Destroy process groups, and wait for their threads.
+
+    A thread of gloo frees the tensors of a reduction after this was waited for. Once the interpreter ends, freeing one
+    aborts the process (pytorch/pytorch#179291). After an error others may still communicate: nothing is destroyed.
+    """
+    if distributed.is_initialized() and getattr(sys, "last_value", None) is None:
+        vars(get_global_group).pop("_global_group", None)  # where fairseq keeps a group, with its threads
+        distributed.destroy_process_group()
 
 
 def bf16_without_tpu() -> None:

@@ -1,17 +1,21 @@
 """SIGUSR1 to a runner that trains: a checkpoint after the update, and the same command goes on as if nothing was."""
 
+import atexit
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from fairseq import options
+from fairseq.distributed.utils import get_global_group
+from torch import distributed
 
-from fairseq_plugins.process.training import bf16_without_tpu
+from fairseq_plugins.process.training import bf16_without_tpu, destroy_process_groups_at_exit
 from tests.conftest import TINY, Corpus
 from tests.support import REPOSITORY
 from tests.train_scripts.test_runner import environment
@@ -80,6 +84,32 @@ def test_a_training_stops_with_a_checkpoint(corpus: Corpus, programs: Path, tmp_
         assert train(corpus, programs, whole, updates).wait(100) == 0
         models = [torch.load(folder / "checkpoint_last.pt")["model"] for folder in (stopped, whole)]
         assert all(torch.equal(value, models[1][name]) for name, value in models[0].items())
+
+
+def gloo_threads() -> int:
+    """Return the number of threads of this process that run reductions."""
+    return sum(path.read_text() == "pt_gloo_runloop\n" for path in Path("/proc/self/task").glob("*/comm"))
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_threads_of_process_groups_end_before_the_interpreter(
+    failed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise one that frees a tensor later aborts the process. After an error others may still communicate."""
+    at_exit: list[Callable[[], None]] = []
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+    destroy_process_groups_at_exit()
+    monkeypatch.setattr(sys, "last_value", RuntimeError() if failed else None, raising=False)
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        distributed.all_reduce(torch.ones(1), group=get_global_group())
+        assert gloo_threads() > 0
+        at_exit[0]()
+        assert distributed.is_initialized() == (gloo_threads() > 0) == failed
+    finally:
+        if failed:
+            vars(get_global_group).clear()
+            distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("tpu", [False, True])
