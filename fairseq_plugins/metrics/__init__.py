@@ -1,1 +1,1 @@
-"""Quality of text: BLEU, chrF, TER, ROUGE, SARI, edits, and significance tests."""
+"""Quality of text: BLEU, chrF, TER, ROUGE, SARI, edits."""

@@ -13,18 +13,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import sacrebleu
 from tabulate import tabulate
 
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.metrics.difference import Difference, difference
 from fairseq_plugins.metrics.registry import METRICS, choose, compute
 from fairseq_plugins.metrics.sample import Sample, Score, Sentences
-from fairseq_plugins.metrics.significance import Difference, difference, significance
 from fairseq_plugins.metrics.texts import Text, aligned, read_text
 from fairseq_plugins.process.output import counted
-from fairseq_plugins.shared.cli import CommandParser, positive, run_command
+from fairseq_plugins.shared.cli import CommandParser, run_command
 from fairseq_plugins.shared.files import check_file, write_atomically
 
 
@@ -49,7 +48,7 @@ def load(args: argparse.Namespace) -> Sample:
     baseline = None
     if args.baseline is not None:
         text = read_text(args.baseline, "--baseline")
-        baseline = Sentences(aligned(text, text.hypotheses, hypotheses, "--baseline"), args)
+        baseline = aligned(text, text.hypotheses, hypotheses, "--baseline")
     return Sample(
         list(hypotheses.hypotheses),
         Sentences(list(hypotheses.hypotheses.values()), args),
@@ -91,9 +90,7 @@ def warn_of_gaps(text: Text) -> None:
         )
 
 
-def report(
-    sample: Sample, scores: list[Score], left_out: list[str], tests: list[dict[str, Any]], differs: Difference | None
-) -> str:
+def report(sample: Sample, scores: list[Score], left_out: list[str], differs: Difference | None) -> str:
     """Return all results as text for a terminal."""
     parts = [
         f"{counted(len(sample.numbers), 'sentence')}, {counted(len(sample.references), 'reference')} each",
@@ -105,23 +102,6 @@ def report(
         ),
         "\n".join(f"{', '.join(names)}: {signature}" for signature, names in _by_signature(scores).items()),
     ]
-    if tests:
-        rows = [
-            (
-                test["metric"],
-                *(
-                    f"{test[side]['score']:.2f} ({test[side]['mean']:.2f} ± {test[side]['interval']:.2f})"
-                    for side in ("baseline", "here")
-                ),
-                f"{test['p']:.4f}",
-            )
-            for test in tests
-        ]
-        samples = sample.settings.bootstrap_samples
-        parts.append(
-            f"Paired bootstrap, {samples} samples: value (mean ± 95 % interval)\n"
-            + tabulate(rows, headers=["metric", "baseline", "here", "p"], disable_numparse=True)
-        )
     if differs is not None:
         parts.append(_difference_text(differs))
     if left_out:
@@ -156,7 +136,7 @@ def get_parser() -> CommandParser:
     add("--references", nargs="+", metavar="FILE", help=references)
     source = "source file, for SARI and F0.5 (default: the S- lines of fairseq-generate's output)"
     add("--source", metavar="FILE", help=source)
-    baseline = "other translations of the same text: count identical sentences, test the difference in score"
+    baseline = "other translations of the same text: count identical sentences, and show the first different one"
     add("--baseline", metavar="FILE", help=baseline)
     add("--metrics", metavar="NAME,NAME", help=f"some of {','.join(METRICS)} (default: all that can be computed)")
     language = "target language, for the tokenisation of Moses and sacreBLEU (default: en)"
@@ -170,8 +150,6 @@ def get_parser() -> CommandParser:
     add("--stemmer", action="store_true", help="ROUGE: stem words")
     separator = "ROUGE-Lsum: separator of the sentences of a line (default: <q>)"
     add("--sentence-separator", default="<q>", metavar="TEXT", help=separator)
-    samples = "--baseline: number of bootstrap samples (default: 1000)"
-    add("--bootstrap-samples", type=positive, default=1000, metavar="N", help=samples)
     add("--json", metavar="FILE", help="also write all results there")
     return parser
 
@@ -184,15 +162,13 @@ def run(argv: Sequence[str]) -> None:
         check_file(args.json, "--json")
     sample = load(args)
     scores, left_out = compute(names, sample)
-    tests = significance(names, sample) if sample.baseline is not None else []
     differs = difference(sample) if sample.baseline is not None else None
-    print(report(sample, scores, left_out, tests, differs))
+    print(report(sample, scores, left_out, differs))
     if args.json is not None:
         result = {
             "arguments": vars(args),
             "sentences": len(sample.numbers),
             "scores": [asdict(score) for score in scores],
-            "significance": tests,
             "identical": None if differs is None else asdict(differs),
             "left_out": left_out,
         }

@@ -6,9 +6,10 @@ come from a plain word alignment of source and correction, with neighbouring one
 Values are not comparable with those of M2 and ERRANT.
 """
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from rapidfuzz.distance import Levenshtein
 
 # (begin, end, replacement): words `begin` to `end` (exclusive) of the source are replaced.
 Edit = tuple[int, int, tuple[str, ...]]
@@ -46,38 +47,18 @@ class EditCounts:
 def edits_between(source: Sequence[str], target: Sequence[str]) -> list[Edit]:
     """Return the edits that turn the words of a source into those of a target, separated by unchanged words.
 
-    They follow an alignment of minimal edit distance. Ties prefer matches and replacements from the left, then
-    deletions, then insertions, so that equal changes give equal edits.
+    They follow an alignment of minimal edit distance, always the same one for the same words.
     """
-    rows, columns = len(source), len(target)
-    # distance[i][j] is that of source[i:] and target[j:]: the alignment is read from the left.
-    distance = [array("i", range(columns, -1, -1))]
-    for i in range(rows - 1, -1, -1):
-        below, row = distance[0], array("i", [0] * columns + [rows - i])
-        for j in range(columns - 1, -1, -1):
-            row[j] = min(below[j + 1] + (source[i] != target[j]), below[j] + 1, row[j + 1] + 1)
-        distance.insert(0, row)
     edits: list[Edit] = []
-    i = j = begin = first = 0  # the current edit covers source[begin:i] and target[first:j]
-    while i < rows or j < columns:
-        left = distance[i][j]
-        if i < rows and j < columns and source[i] == target[j] and distance[i + 1][j + 1] == left:
-            _close(edits, begin, i, target[first:j])
-            i, j = i + 1, j + 1
-            begin, first = i, j
-        elif i < rows and j < columns and distance[i + 1][j + 1] + 1 == left:
-            i, j = i + 1, j + 1
-        elif i < rows and distance[i + 1][j] + 1 == left:
-            i += 1
-        else:
-            j += 1
-    _close(edits, begin, i, target[first:j])
+    for kind, begin, end, first, last in Levenshtein.opcodes(source, target):
+        if kind == "equal":
+            continue
+        words = tuple(target[first:last])
+        if edits and edits[-1][1] == begin:
+            begin, _, before = edits.pop()
+            words = before + words
+        edits.append((begin, end, words))
     return edits
-
-
-def _close(edits: list[Edit], begin: int, end: int, words: Sequence[str]) -> None:
-    if begin < end or words:
-        edits.append((begin, end, tuple(words)))
 
 
 def compare_edits(hypothesis: Sequence[Edit], reference: Sequence[Edit]) -> EditCounts:

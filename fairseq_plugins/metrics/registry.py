@@ -100,7 +100,7 @@ METRICS: dict[str, Callable[[Sample], list[Score]]] = {
 # Metrics of rewriting, which compare with the source: computed by default only if --source is given.
 REWRITING = {"sari": "SARI", "f0.5": "edit F0.5"}
 # Metrics that align the words of two lines, with a table of words x words: gigabytes for lines that are longer.
-ALIGNING = {"ter": "TER", "rouge": "ROUGE", "f0.5": "edit F0.5"}
+ALIGNING = {"ter": "TER", "rouge": "ROUGE"}
 MAX_ALIGNED_WORDS = 10_000
 
 
@@ -111,20 +111,16 @@ def obstacle(metric: str, sample: Sample) -> str | None:
     settings = sample.settings
     if metric in REWRITING and (sample.sources is None or settings.metrics is None and settings.source is None):
         return f"{REWRITING[metric]}: for rewriting, compares with the source; add --source FILE"
-    if metric in ALIGNING and (line := _overlong_line(metric, sample)) is not None:
+    if metric in ALIGNING and (line := _overlong_line(sample)) is not None:
         return f"{ALIGNING[metric]}: {line}; it aligns lines of at most {MAX_ALIGNED_WORDS}: split the line"
     return None
 
 
-def _overlong_line(metric: str, sample: Sample) -> str | None:
+def _overlong_line(sample: Sample) -> str | None:
     """Return the first line with too many words or marks to be aligned, and its file."""
     settings = sample.settings
     references = settings.references or [settings.hypotheses] * len(sample.references)
     files = [(settings.hypotheses, sample.hypotheses), *zip(references, sample.references, strict=True)]
-    if sample.sources is not None and metric in REWRITING:
-        files.append((settings.source or settings.hypotheses, sample.sources))
-    if sample.baseline is not None:
-        files.append((settings.baseline, sample.baseline))
     for file, sentences in files:
         for number, line in zip(sample.numbers, sentences.lines, strict=True):
             if len(line) > MAX_ALIGNED_WORDS and (words := len(re.findall(r"\w+|[^\w\s]", line))) > MAX_ALIGNED_WORDS:

@@ -58,7 +58,7 @@ class Sample:
     hypotheses: Sentences
     references: list[Sentences]
     sources: Sentences | None
-    baseline: Sentences | None
+    baseline: list[str] | None  # other hypotheses
     settings: Namespace  # the arguments of spec-dec-metrics
 
 

@@ -93,21 +93,6 @@ def test_values_equal_sacrebleu(files: SimpleNamespace, capsys: pytest.CaptureFi
         assert f"{name}: {signature}" in printed
 
 
-def test_significance_equals_sacrebleu(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--hypotheses", files.hypothesis, "--references", files.reference, "--baseline", files.baseline]
-    _run(*arguments, "--bootstrap-samples", "200")
-    printed = capsys.readouterr().out
-    metric = ["-m", "bleu", "chrf", "ter", "--paired-bs", "--paired-bs-n", "200"]
-    upstream = _sacrebleu(files.reference, "-i", files.baseline, files.hypothesis, *metric)
-    baseline, here, p_values = (
-        re.findall(pattern, upstream)
-        for pattern in (r"Baseline.*?│(.*)│", r"hypothesis\.txt *│(.*)│", r"\(p = ([\d.]+)\)")
-    )
-    cells = zip(*([cell.strip() for cell in row[0].split("│")] for row in (baseline, here)), p_values, strict=True)
-    for name, (before, after, p) in zip(("sacreBLEU", "chrF2", "TER"), cells, strict=True):
-        assert re.search(rf"^{name} +{re.escape(before)} +{re.escape(after)} +{p}$", printed, flags=re.MULTILINE), name
-
-
 @pytest.mark.parametrize("compounds", [False, True])
 def test_tokenised_bleu_equals_fairseq_score(
     compounds: bool, files: SimpleNamespace, capsys: pytest.CaptureFixture[str]
@@ -198,15 +183,11 @@ def test_sari_by_hand_two_references() -> None:
 def test_metrics_that_align_words_leave_overlong_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Their table of words x words would take all memory; the other metrics are computed."""
     short, long = write(tmp_path / "short", ["a", "a b"]), write(tmp_path / "long", ["a", "b " * 10_001])
-    for arguments, names in (
-        (("--hypotheses", long, "--references", short), ["TER", "ROUGE"]),
-        (("--hypotheses", short, "--references", short, "--source", long), ["edit F0.5"]),
-    ):
-        _run(*arguments)
-        text = capsys.readouterr().out
-        for name in names:
-            assert f"left out: {name}: {long}: sentence 1 (counted from 0) has 10001 words; it aligns lines of" in text
-        assert text.count("left out: ") == len(names) + ("SARI: for rewriting" in text) * 2
+    _run("--hypotheses", long, "--references", short, "--source", long)
+    text = capsys.readouterr().out
+    for name in ("TER", "ROUGE"):
+        assert f"left out: {name}: {long}: sentence 1 (counted from 0) has 10001 words; it aligns lines of" in text
+    assert text.count("left out: ") == 2 and "edit F0.5" in text
     assert cli.main(["--hypotheses", short, "--references", long, "--metrics", "ter"]) == 2
     assert "--metrics ter: TER: " in capsys.readouterr().err
 
@@ -303,7 +284,6 @@ def test_errors(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> N
         ([*hypotheses, *references, "--baseline", f"{folder}/short.txt"], "1 sentences, but "),
         ([*hypotheses, *references, "--metrics", "bleu,none"], "--metrics none: no such value; choose from bleu, "),
         ([*hypotheses, *references, "--metrics", "sari"], "SARI: for rewriting, compares with the source; add "),
-        ([*hypotheses, *references, "--bootstrap-samples", "0"], "--bootstrap-samples: '0' is not a whole"),
         (["--hypotheses", f"{folder}/broken.out"], "broken.out: generate output that broke off (sentence 0 has no "),
         (["--hypotheses", f"{folder}/targetless.out"], "has no T- lines to take them from; add --references FILE"),
         ([*hypotheses, "--references", f"{folder}/targetless.out"], "generate output without T- lines; "),
