@@ -187,7 +187,8 @@ def check_task(model_cfg: Any, task: Any, option: str) -> None:
     """
     (source, target), used = _languages(model_cfg), _languages(getattr(task, "cfg", None))
     if source is not None and source != target and used == (target, source):
-        logger.warning(f"{option}: was trained to translate from {source} to {target}, not {target} to {source}")
+        problem = f"was trained to translate from {source} to {target}, not {target} to {source}"
+        logger.warning(str(ConfigurationError(option, None, problem)))
     name = getattr(model_cfg, "task", None)
     kind = TASK_REGISTRY.get(name)
     kind = getattr(kind, "without_decoder", kind)  # `add_decoder` overrides methods
@@ -207,7 +208,8 @@ def check_task(model_cfg: Any, task: Any, option: str) -> None:
             "wrap(task, decoder=...)",
         )
     if name is not None and kind is None:
-        logger.warning(f"{option}: was trained with --task {name}, which is unknown here; decodes as a translation")
+        problem = f"was trained with {{--task {name}}}, which is unknown here; decodes as a translation"
+        logger.warning(str(ConfigurationError(option, None, problem)))
 
 
 def _languages(options: Any) -> tuple[str | None, str | None]:

@@ -67,7 +67,10 @@ def run(argv: Sequence[str]) -> None:
 
 
 def _to_int8(source: Path, target: Path, languages: tuple[str | None, str | None]) -> None:
-    pair = None if LoadSettings.read(source).languages else find_languages(source, languages)
+    settings = LoadSettings.read(source)
+    if settings.options.get("int8"):
+        raise ConfigurationError(None, source, "its weights are in int8 already")
+    pair = None if settings.languages else find_languages(source, languages)
     write_int8(source, target, pair)
 
 

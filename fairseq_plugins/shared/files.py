@@ -283,8 +283,10 @@ def sha256(files: Sequence[Path]) -> str:
 
 
 def missing_folder(argument: str | None, folder: Path, expected: str) -> ConfigurationError:
-    """Return the error for a folder that does not exist, which may be a name of the Hugging Face hub."""
+    """Return the error for a file, or a folder that does not exist, which may be a name of the Hugging Face hub."""
     parts, hub = folder.parts, ""
+    if folder.is_file():
+        return ConfigurationError(argument, folder, "is a file", f"give a folder, {expected}")
     if parts and parts[0].startswith("~"):  # as within quotation marks
         expected = f"it without ~: {os.path.expanduser(folder)}"
     elif len(parts) == 2 and not (folder.is_absolute() or folder.parent.is_dir() or ".." in parts):

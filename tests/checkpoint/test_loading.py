@@ -36,9 +36,9 @@ def test_language_tokens_are_refused_by_the_option_that_named_them() -> None:
         ({"task": "translation", "source_lang": "de", "target_lang": "fr"}, ""),
         (
             {"task": "translation", "source_lang": "de", "target_lang": "en"},
-            "--path: was trained to translate from de to en, not en to de",
+            "verifier: was trained to translate from de to en, not en to de",
         ),
-        ({"task": "mine"}, "--path: was trained with --task mine, which is unknown here"),
+        ({"task": "mine"}, 'verifier: was trained with task="mine", which is unknown here'),
     ],
 )
 def test_other_tasks_are_accepted(trained: dict, warning: str, caplog: pytest.LogCaptureFixture) -> None:

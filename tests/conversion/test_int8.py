@@ -116,6 +116,8 @@ def test_what_is_refused(int8: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     none.mkdir()
     for source, target, message in (
         (CLDR, int8, f"{int8}: exists already"),
+        (int8, tmp_path / "again", f"{int8}: its weights are in int8 already"),
+        (CLDR / "verifier.pt", tmp_path / "again", "verifier.pt: is a file; give a folder, that of a model"),
         (other, tmp_path / "out", f"{other}/drafter.pt: was trained with another verifier"),
         (none, tmp_path / "out", f"{none}: has no dictionaries"),
         (tmp_path / "missing", tmp_path / "out", "missing: no such folder"),
