@@ -84,10 +84,10 @@ def save_model(name: str, folder: Path, **changed: Any) -> Any:
     return model_class.from_pretrained(folder).eval()
 
 
-def sources() -> list[list[int]]:
-    """Return 80 random sentences of ids that are words in every model, without EOS."""
+def sources(count: int = 30) -> list[list[int]]:
+    """Return random sentences of ids that are words in every model, without EOS."""
     generator = torch.Generator().manual_seed(0)
-    lengths = torch.randint(1, 20, (80,), generator=generator).tolist()
+    lengths = torch.randint(1, 20, (count,), generator=generator).tolist()
     return [torch.randint(4, SIZE - 3, (length,), generator=generator).tolist() for length in lengths]
 
 

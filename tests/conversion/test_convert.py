@@ -41,7 +41,7 @@ def test_greedy_gives_the_ids_of_generate(name: str, tmp_path: Path) -> None:
     original = save_model(name, tmp_path / "hf")
     out = convert(tmp_path / "hf", tmp_path / "out")
     expected = generated(original, name, max_new_tokens=LONGEST, forced_eos_token_id=None)
-    assert len({tuple(one) for one in expected}) > 30 and len({len(one) for one in expected}) > 5
+    assert len({tuple(one) for one in expected}) > 11 and len({len(one) for one in expected}) > 3
     for decoder in ("greedy", "beam"):
         assert converted(name, out, decoder, max_len_b=LONGEST) == expected
     known, bias = read_names(tmp_path / "hf").values(), torch.zeros(4)

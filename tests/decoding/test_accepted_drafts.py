@@ -1,5 +1,6 @@
 """Drafts save iterations, in both engines, by policy, and one sentence at a time: without that equal output is easy."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -20,6 +21,9 @@ from tests.support import (
     make_task,
     make_transformer,
 )
+
+# They share the trained drafters of `known`, with those of traces.
+pytestmark = pytest.mark.xdist_group("known")
 
 SOURCES = [0, 1, 33, 7, 2, 19, 0, 40, *range(8)]
 DRAFTERS: dict[str, dict[str, Any]] = {
@@ -79,17 +83,13 @@ class Batch:
         return [{"net_input": net, "drafts": [drafts]} for net, drafts in zip(nets, self.sample["drafts"], strict=True)]
 
 
-@pytest.fixture(scope="module")
-def known() -> dict[str, Batch]:
-    return {kind: Batch(kind) for kind in ("random", "heads", "rewriter", "few words")}
+known = cache(Batch)
 
 
 @pytest.mark.parametrize(("how", "kind", "drafter", "least"), GAINS, ids=str)
-def test_drafts_save_iterations(
-    known: dict[str, Batch], how: Options, kind: str, drafter: str | None, least: float
-) -> None:
+def test_drafts_save_iterations(how: Options, kind: str, drafter: str | None, least: float) -> None:
     """In both engines as many, unless drafts depend on other sentences: pools and blocks of masks, near the limit."""
-    case = known[kind]
+    case = known(kind)
     model = case.drafter(drafter)
     unrounded = Options(how.spec.name, **{**vars(how.options), **({} if model is None else {"fp32_drafts": True})})
     # Dear steps make the policy draft.
@@ -126,9 +126,9 @@ def test_drafts_save_iterations(
 
 @pytest.mark.parametrize("make", [NativeWeights, Engine], ids=["native", "torch"])
 @pytest.mark.parametrize(("how", "drafter"), [(Options("gad", 10), "features"), (Options("jacobi"), None)], ids=str)
-def test_drafts_in_int8_save_iterations(known: dict[str, Batch], make: Any, how: Options, drafter: str | None) -> None:
+def test_drafts_in_int8_save_iterations(make: Any, how: Options, drafter: str | None) -> None:
     """`--int8` rounds weights: the output differs from fairseq's, and drafts are still accepted."""
-    case, found = known["random"], []
+    case, found = known("random"), []
     for method in (Options("greedy"), how):
         engine = make(int8=True)
         generator, stats = make_generator([case.model], case.task, method, case.drafter(drafter), engine=engine)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.reference.drafters import NoDrafter
 from fairseq_plugins.decoding.reference.engine import Engine
-from tests.decoding.test_accepted_drafts import Batch
+from tests.decoding.test_accepted_drafts import known as trained
 from tests.errors import error_about
 from tests.strategies import UNSHRUNK, example_count
 from tests.support import (
@@ -34,22 +34,19 @@ from tests.support import (
 EOS = 2
 
 
-@pytest.fixture(scope="module")
-def batch() -> Batch:
-    return Batch("random")
-
-
+@pytest.mark.xdist_group("known")
 @pytest.mark.parametrize(
     "how",
     [Options("greedy"), Options("gad", 5, fp32_drafts=True), Options("iad"), Options("gs-jacobi", 4)],
     ids=lambda how: how.spec.name,
 )
 @pytest.mark.parametrize("active", [0, 5])
-def test_steps_report_every_iteration(batch: Batch, how: Options, active: int) -> None:
+def test_steps_report_every_iteration(how: Options, active: int) -> None:
     """Both backends yield the same steps, which add up to the output of `generate`.
 
     Only the loop in PyTorch drafts beyond EOS and the maximum length.
     """
+    batch = trained("random")
     drafter = batch.drafter("features") if how.spec.name == "gad" else None
     outputs, yielded = ids(batch.expected), []
     for engine in (None, Engine()):

@@ -13,6 +13,7 @@ from fairseq_plugins.decoding.backends import choose_backend
 from fairseq_plugins.decoding.native import kernels
 from fairseq_plugins.decoding.trained_drafter import store_survival
 from fairseq_plugins.models.block_nat.decoder import SURVIVAL_BINS
+from tests.decoding.test_accepted_drafts import known
 from tests.decoding.test_lossless import linear
 from tests.learned import learned_drafter
 from tests.strategies import (
@@ -171,11 +172,8 @@ def test_start_of_a_sentence_counts_against_short_outputs() -> None:
 @pytest.fixture(scope="module")
 def learned() -> tuple[Any, Any, Any, Any]:
     """A task, a verifier, a batch, and a drafter that knows some of its outputs."""
-    task = make_task(100)
-    verifier = make_transformer(task, 11)
-    sample = make_sample(task, [0, 1, 33, 7, 2, 19, 0, 40, *range(8)])
-    expected = fairseq_greedy([verifier], task, sample, max_len_b=40)
-    return task, verifier, sample, learned_drafter(task, verifier, sample, ids(expected), drafter_context="features")
+    batch = known("random")
+    return batch.task, batch.model, batch.sample, batch.drafter("features")
 
 
 def counting_backend(learned: tuple, width: int, **more: Any) -> Any:
@@ -262,8 +260,7 @@ def test_costs_are_profiled_when_the_generator_is_built(learned: tuple) -> None:
     assert 0 < costs.prepare < 1
 
 
-@pytest.mark.parametrize(("prepare", "starts"), [(0.0, True), (1e6, False)])
-def test_sentence_that_is_left_over_starts_to_draft(prepare: float, starts: bool) -> None:
+def test_sentence_that_is_left_over_starts_to_draft() -> None:
     """Drafts save time only for a sentence that is alone. It starts then, if the start does not cost too much."""
     task = make_task(100)
     verifier = make_transformer(task, 3)
@@ -272,14 +269,15 @@ def test_sentence_that_is_left_over_starts_to_draft(prepare: float, starts: bool
     shorter, longer = sorted(map(len, expected))
     assert longer > shorter + 20
     drafter = learned_drafter(task, verifier, sample, expected, drafter_context="features")
-    generator, _ = make_generator([verifier], task, Options("gad", 12, fixed_width=False), drafter, max_len_b=40)
-    costs = kernels().Costs(DEAR_ALONE, linear(1.0, 0.0), linear(1.0, 0.0), prepare)
-    generator.backend.method.policy.costs = costs
-    decoded = generator.backend.decode(*generator.request(sample))
-    assert [best[0].tokens.tolist() for best in decoded.outputs] == expected
-    emitted = max(decoded.emitted, key=sum)
-    assert set(emitted[:shorter]) == {1}
-    assert (max(emitted[shorter:]) > 1) == starts
+    for prepare, starts in ((0.0, True), (1e6, False)):
+        generator, _ = make_generator([verifier], task, Options("gad", 12, fixed_width=False), drafter, max_len_b=40)
+        costs = kernels().Costs(DEAR_ALONE, linear(1.0, 0.0), linear(1.0, 0.0), prepare)
+        generator.backend.method.policy.costs = costs
+        decoded = generator.backend.decode(*generator.request(sample))
+        assert [best[0].tokens.tolist() for best in decoded.outputs] == expected
+        emitted = max(decoded.emitted, key=sum)
+        assert set(emitted[:shorter]) == {1}
+        assert (max(emitted[shorter:]) > 1) == starts
 
 
 # Drafters without a checkpoint start without counts.

@@ -24,7 +24,7 @@ from fairseq_plugins.decoding.reference.search.rules import accept_all
 from fairseq_plugins.decoding.reference.state import DecodingState, Draft
 from fairseq_plugins.decoding.reference.verifier import DrafterIsVerifier
 from fairseq_plugins.errors import ConfigurationError
-from tests.decoding.test_accepted_drafts import Batch
+from tests.decoding.test_accepted_drafts import known
 from tests.errors import error_about, refused
 from tests.support import (
     Options,
@@ -170,11 +170,7 @@ def drafted_tokens(trace: Trace) -> int:
     return sum(note.accepted for sentence in trace.sentences for note in sentence.iterations)
 
 
-@pytest.fixture(scope="module")
-def known() -> dict[str, Batch]:
-    return {kind: Batch(kind) for kind in ("random", "rewriter", "heads", "few words")}
-
-
+@pytest.mark.xdist_group("known")
 @pytest.mark.parametrize(
     ("options", "kind", "drafter", "expected"),
     [
@@ -195,9 +191,9 @@ def known() -> dict[str, Batch]:
     ids=lambda value: str(sorted(value) if isinstance(value, set) else value),
 )
 def test_every_drafter_has_its_reasons(
-    tmp_path: Path, known: dict[str, Batch], options: Options, kind: str, drafter: str | None, expected: set[str]
+    tmp_path: Path, options: Options, kind: str, drafter: str | None, expected: set[str]
 ) -> None:
-    case = known[kind]
+    case = known(kind)
     model = case.drafter(drafter)
     trace, hypotheses = traced(tmp_path / "t", case.task, case.model, case.sample, options, model)
     assert_consistent(trace, hypotheses, [length - 1 for length in case.sample["net_input"]["src_lengths"].tolist()])
