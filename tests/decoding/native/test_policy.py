@@ -32,6 +32,9 @@ from tests.support import (
     make_transformer,
 )
 
+# They share a trained drafter.
+pytestmark = pytest.mark.xdist_group("known")
+
 WIDTH = 6
 BINS = SURVIVAL_BINS
 # Seconds of a step by its number of sentences, with which drafts save time only for a sentence that is alone.
