@@ -66,7 +66,7 @@ class BatchDecoder:
         source = self._text.source(tokens)
         if len(source) > self.max_source_tokens:
             problem = f"has {len(source)} tokens, and the model reads at most {self.max_source_tokens}"
-            raise ConfigurationError(name, None, problem, 'split it, or leave it out with on_error="skip"')
+            raise ConfigurationError(name, None, problem, "split it")
         return source
 
     def _inputs(

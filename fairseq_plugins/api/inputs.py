@@ -98,9 +98,10 @@ def attempted(items: Iterable[T], read: Callable[[T, int], Result], on_error: On
     for number, item in enumerate(items):
         try:
             results.append(read(item, number))
-        except ConfigurationError:
+        except ConfigurationError as error:
             if on_error == "raise":
-                raise
+                remedy = ", or ".join(filter(None, (error.remedy, 'leave it out with on_error="skip"')))
+                raise ConfigurationError(error.option, error.value, error.problem, remedy) from None
             results.append(None)
     return results
 
