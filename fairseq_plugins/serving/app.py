@@ -2,7 +2,6 @@
 
 import asyncio
 import hmac
-import json
 import logging
 import traceback
 from collections.abc import AsyncIterator
@@ -177,8 +176,6 @@ def _answer(request: Request, error: Exception) -> Response:
             belongs = "give it in options" if name in v1.Options.model_fields else nearest
             message = f"no such field; {belongs or 'see /docs'}"
         error = RequestError(400, f"{place or 'the body'}: {message}")
-    elif isinstance(error, json.JSONDecodeError):
-        error = RequestError(400, f"the body is not JSON: {error.msg}")
     if not isinstance(error, HTTPException):
         known = as_request_error(error)
         if known.status_code == 500:

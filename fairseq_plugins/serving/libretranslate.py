@@ -1,6 +1,5 @@
 """LibreTranslate's interface (its API documentation): clients of LibreTranslate work unchanged."""
 
-import json
 from typing import TYPE_CHECKING, Any, Literal
 
 from babel import Locale
@@ -11,6 +10,7 @@ from pydantic import BaseModel, Field, ValidationError
 from fairseq_plugins.serving.errors import RequestError
 from fairseq_plugins.serving.requests import count, until_gone
 from fairseq_plugins.serving.text import TextJob
+from fairseq_plugins.shared.typed_values import parse_json
 
 if TYPE_CHECKING:
     from fairseq_plugins.serving.app import Server
@@ -85,17 +85,11 @@ async def _read(request: Request) -> TranslateRequest:
     if kind in ("application/x-www-form-urlencoded", "multipart/form-data"):
         values: Any = dict(await request.form())
     else:
+        body = await request.body()
         try:
-            body = await request.body()
-            values = json.loads(body) if body else {}  # some clients put all fields into the address
-        except UnicodeDecodeError:
-            raise RequestError(400, "the body is not UTF-8") from None
-        except json.JSONDecodeError:
-            raise
-        except (ValueError, RecursionError):  # a number of thousands of digits, thousands of brackets
-            raise RequestError(400, "the body is no JSON object that a request has") from None
-        if not isinstance(values, dict):
-            raise RequestError(400, "the body is no JSON object")
+            values = parse_json(body, dict[str, Any]) if body else {}  # some clients put all fields into the address
+        except ValueError as error:
+            raise RequestError(400, f"the body is no JSON object: {error}") from None
     values = {**request.query_params, **values}
     for name in ("q", "target"):
         if values.get(name) in (None, ""):

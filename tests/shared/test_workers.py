@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -13,29 +12,16 @@ from fairseq_plugins.process.output import PARENT
 from fairseq_plugins.shared import workers
 from fairseq_plugins.shared.cli import run_command
 from fairseq_plugins.shared.workers import start_processes
-from tests.support import REPOSITORY, run_in_process
+from tests.errors import error_about
+from tests.support import make_args, make_task
 
 
-def test_processes_that_would_train_two_models(tmp_path: Path, programs: Path) -> None:
+def test_processes_that_would_train_two_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without --distributed-world-size each process would train its own model: refused."""
-    for name in ("train.src", "train.tgt", "valid.src", "valid.tgt"):
-        (tmp_path / name).write_text("a b c\nb c a\n" * 4)
-    files = f"--trainpref {tmp_path}/train --validpref {tmp_path}/valid --destdir {tmp_path}/data --workers 1"
-    run_in_process("preprocess", f"--source-lang src --target-lang tgt {files}")
-    command = f"{programs}/python -m torch.distributed.run --standalone --nproc-per-node 2 --no-python"
-    command += f" {programs}/fairseq-train {tmp_path}/data --user-dir {REPOSITORY}/fairseq_plugins --task spec_dec"
-    command += (
-        f" --arch transformer_tiny --cpu --max-update 1 --optimizer adam --batch-size 4 --save-dir {tmp_path}/out"
-    )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command.split(), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
-    assert run.returncode != 0
-    expected = (
-        "error: --distributed-world-size 1: torchrun started 2 processes, so that each process or group would train a "
-        "model of its own; add --distributed-world-size 2, or without GPUs start one process"
-    )
-    assert expected in run.stderr
-    assert not list(tmp_path.glob("out/*.pt"))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with error_about("--distributed-world-size", "1: torchrun started 2 processes, .*; add --distributed-world-size 2"):
+        make_task().build_model(make_args())
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.conftest import TINY, Corpus
 from tests.support import finish_command, run_in_process, start_command
@@ -45,24 +44,6 @@ def two_processes(command: str, programs: Path) -> list[Any]:
     )
     both = [f"{command} {together} --distributed-rank {rank}" for rank in range(2)]
     return [start_command("train", one, programs=programs) for one in both]
-
-
-def test_validation_counts_are_those_of_all_processes(corpus: Corpus, programs: Path, tmp_path: Path) -> None:
-    """Each process counts half of the validation set, with unchanged weights."""
-
-    def command(folder: str) -> str:
-        logs = f"--tensorboard-logdir {tmp_path / folder}-events --lr 0 --max-update 1 --no-save"
-        return options(corpus, tmp_path / folder, logs).replace("--disable-validation", "")
-
-    def counted(folder: str) -> list[float]:
-        events = EventAccumulator(f"{tmp_path / folder}-events/valid").Reload()
-        return [events.Scalars(f"accuracy_at_{position}")[0].value for position in (1, 2, 4)]
-
-    processes = two_processes(command("two"), programs)
-    run_in_process("train", command("one"))
-    two = [finish_command(process) for process in processes]
-    assert [process.returncode for process in two] == [0, 0], two[0].stderr + two[1].stderr
-    assert counted("two") == counted("one")
 
 
 def test_two_processes_equal_one_with_twice_the_update_freq(corpus: Corpus, programs: Path, tmp_path: Path) -> None:
