@@ -4,9 +4,7 @@ Two threads, as programs in the field do: each takes what waits, up to 32 senten
 """
 
 import argparse
-import json
 import queue
-import shutil
 import threading
 from concurrent.futures import Future
 from pathlib import Path
@@ -21,7 +19,6 @@ from pydantic import BaseModel
 
 from fairseq_plugins.benchmarks.ctranslate import convert
 
-CACHE = "/tmp/spec-dec-ctranslate2"
 Waiting = queue.SimpleQueue[tuple[list[str], "Future[list[str]]"]]
 
 
@@ -33,38 +30,17 @@ class Asked(BaseModel):
     target: str
 
 
-def converted(folder: str, cache: Path) -> Path:
-    """Return the verifier of a model folder, converted for CTranslate2; `cache` keeps it."""
-    source, target = languages(folder)
-    return convert(f"{folder}/verifier.pt", SimpleNamespace(data=folder, source_lang=source, target_lang=target), cache)
-
-
-def languages(folder: str) -> list[str]:
-    """Return source and target of a model folder."""
-    return Path(folder).name.split(".")[-1].split("-")
-
-
-def argos_packages(folder: str, cache: Path, packages: Path) -> None:
-    """Write the verifier as packages of Argos Translate: LibreTranslate downloads others unless it has two."""
-    for source, target in (languages(folder), languages(folder)[::-1]):
-        package = packages / f"{source}_{target}"
-        package.mkdir(parents=True)
-        names = {"from_code": source, "from_name": source, "to_code": target, "to_name": target}
-        about = {"package_version": "1.0", "argos_version": "1.9", "links": [], **names}
-        (package / "metadata.json").write_text(json.dumps(about))
-        shutil.copytree(converted(folder, cache), package / "model")
-        shutil.copy(f"{folder}/subwords.model", package / "sentencepiece.model")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--converted", default=CACHE)
+    parser.add_argument("--converted", default="/tmp/spec-dec-ctranslate2")
     args = parser.parse_args()
-    model = str(converted(args.folder, Path(args.converted)))
-    translator = ctranslate2.Translator(model, inter_threads=args.threads, intra_threads=1)
+    source, target = Path(args.folder).name.split(".")[-1].split("-")
+    setting = SimpleNamespace(data=args.folder, source_lang=source, target_lang=target)
+    model = convert(f"{args.folder}/verifier.pt", setting, Path(args.converted))
+    translator = ctranslate2.Translator(str(model), inter_threads=args.threads, intra_threads=1)
     subwords = sentencepiece.SentencePieceProcessor(model_file=f"{args.folder}/subwords.model")
     waiting: Waiting = queue.SimpleQueue()
 

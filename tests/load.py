@@ -7,8 +7,7 @@
 send what is malformed or too large. Every text must be that of `translate` alone, and the server's memory flat.
 `speed`: requests and sentences per second from many clients, beside calls of `translate`, and latency at half of that
 rate over that of an idle server, and of requests one after another. `beside`: throughput and latency beside a server
-of FastAPI and CTranslate2 (tests/ctranslate_server.py), and beside LibreTranslate if --libretranslate names a Python
-that has it (`pip install libretranslate`), in turn.
+of FastAPI and CTranslate2 (tests/ctranslate_server.py), in turn.
 A server is a process of its own. It is started here, at 127.0.0.1, and ends with the program.
 """
 
@@ -29,7 +28,7 @@ import torch
 import fairseq_plugins
 from fairseq_plugins.api import Model
 from fairseq_plugins.api.loading import with_decoder
-from tests.load_servers import Connection, LibreTranslate, Server, connection, seconds_of_processors
+from tests.load_servers import Connection, Server, connection, seconds_of_processors
 
 # Requests a second of a server that is idle: most find it, and its processors, asleep.
 IDLE_RATE = 5.0
@@ -262,7 +261,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3, help="of speed")
     parser.add_argument("--size", type=int, default=1, help="sentences of a request, for speed")
-    parser.add_argument("--libretranslate", metavar="PYTHON", help="of an environment that has it, for beside")
     parser.add_argument("--faults", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -272,17 +270,13 @@ def main() -> None:
     try:
         print(f"first answer after {server.start():.2f} s", flush=True)
         if args.what == "beside":
-            common = args.folder, args.threads
-            others = [Server(*common, module="tests.ctranslate_server", name="FastAPI, CTranslate2")]
-            if args.libretranslate:
-                others.append(LibreTranslate(*common, name="LibreTranslate", python=args.libretranslate))
+            name = "FastAPI, CTranslate2"
+            other = Server(args.folder, args.threads, module="tests.ctranslate_server", name=name)
             try:
-                for other in others:
-                    other.start()
-                beside([server, *others], texts, args.clients, args.rounds, args.size)
+                other.start()
+                beside([server, other], texts, args.clients, args.rounds, args.size)
             finally:
-                for other in others:
-                    other.close()
+                other.close()
             return
         model = fairseq_plugins.load(args.folder, device="cpu", threads=args.threads)
         if args.what == "speed":

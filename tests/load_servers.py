@@ -3,10 +3,8 @@
 import asyncio
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.ctranslate_server import CACHE, argos_packages
 from tests.serving.test_cli import free_port
 
 # Seconds after which a server may close a connection.
@@ -31,15 +28,14 @@ class Server:
     arguments: Sequence[str] = ()
     module: str = "fairseq_plugins.serving.cli"
     name: str = "spec-dec-serve"
-    environment: dict[str, str] = field(default_factory=dict)
 
     def start(self) -> float:
         """Start it; return the seconds until its first answer."""
-        command = [*self.command(), "--port", str(self.port), *self.arguments]
+        command = [sys.executable, "-m", self.module, self.folder, "--threads", str(self.threads)]
+        command += ["--port", str(self.port), *self.arguments]
         first = {"q": ["1"], "source": "en", "target": "de"}
         started = time.perf_counter()
-        environment = {**os.environ, **self.environment}
-        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment)
+        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         deadline = started + 120
         while time.perf_counter() < deadline and self.process.poll() is None:
             try:
@@ -51,10 +47,6 @@ class Server:
             time.sleep(0.02)
         raise SystemExit("the server does not start")
 
-    def command(self) -> list[str]:
-        """Return its command."""
-        return [sys.executable, "-m", self.module, self.folder, "--threads", str(self.threads)]
-
     def close(self) -> None:
         """Kill it."""
         self.process.kill()
@@ -64,34 +56,6 @@ class Server:
         """Return its resident memory in MiB."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * 4096 / 2**20
-
-
-@dataclass
-class LibreTranslate(Server):
-    """LibreTranslate with the verifier in a package of Argos Translate; greedy, as the others."""
-
-    python: str = ""
-    packages: str = ""
-
-    def command(self) -> list[str]:
-        cache = Path(CACHE)
-        self.packages = tempfile.mkdtemp(prefix="spec-dec-argos.")
-        argos_packages(self.folder, cache, Path(self.packages, "packages"))
-        self.environment = {
-            "ARGOS_PACKAGES_DIR": f"{self.packages}/packages",
-            "XDG_DATA_HOME": self.packages,
-            "XDG_CONFIG_HOME": self.packages,
-            "XDG_CACHE_HOME": self.packages,
-            "ARGOS_BEAM_SIZE": "1",
-            "ARGOS_INTER_THREADS": str(self.threads),
-            "ARGOS_INTRA_THREADS": "1",
-            "PYTHONPATH": "",
-        }
-        return [self.python, str(Path(__file__).with_name("libretranslate_server.py")), "--threads", "64"]
-
-    def close(self) -> None:
-        super().close()
-        shutil.rmtree(self.packages, ignore_errors=True)
 
 
 def seconds_of_processors(server: Server) -> tuple[float, float, float]:
