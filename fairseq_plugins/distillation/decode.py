@@ -1,6 +1,5 @@
 """Decode shards of a subset with a teacher, or an ensemble of them, in large batches of similar length."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import cache
@@ -90,7 +89,7 @@ def source_files(data: str, subset: str, source: str, target: str) -> list[Path]
 
 
 def origin(cfg: DictConfig, subset: str) -> dict[str, Any]:
-    """Return all that the translations of a subset depend on, as JSON values."""
+    """Return all that the translations of a subset depend on."""
     task = cfg.task
     source, target = task.source_lang, task.target_lang
     if source is None or target is None:
@@ -114,7 +113,7 @@ def origin(cfg: DictConfig, subset: str) -> dict[str, Any]:
     if not spec.is_lossless:
         depends_on["drafting"] = asdict(options)
         depends_on["drafter"] = sha256([Path(task.drafter_path)]) if task.drafter_path else None
-    return json.loads(json.dumps(depends_on, default=str))  # comparable with values read from a file
+    return depends_on
 
 
 def batches(dataset: Any, numbers: Sequence[int], cfg: DictConfig) -> Iterator[list[int]]:

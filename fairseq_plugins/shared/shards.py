@@ -4,7 +4,6 @@ The first line of a shard is JSON with its origin: all that its other lines depe
 ends in `.partial`.
 """
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -13,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.files import hold, open_own, unwritable, write_all
-from fairseq_plugins.shared.typed_values import load_json
+from fairseq_plugins.shared.typed_values import parse_json
 
 SHARD = re.compile(r"\d+-of-(\d+)")
 """Name of a shard without prefix and suffix."""
@@ -55,7 +56,7 @@ class ShardWriter:
 
     Args:
         path: of the finished shard; its folder is made if necessary.
-        made_from: the origin, JSON values.
+        made_from: the origin.
 
     Attributes:
         file: its unfinished file, which has the lines so far (`read_lines`).
@@ -67,7 +68,7 @@ class ShardWriter:
 
     def __init__(self, path: Path, made_from: dict[str, Any]) -> None:
         self._path, self.file = path, path.with_name(path.name + ".partial")
-        self._origin = json.dumps(made_from, ensure_ascii=False).encode() + b"\n"
+        self._origin = _encoded(made_from) + b"\n"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileNotFoundError), open_own(self.file, "rb") as file:
@@ -128,19 +129,21 @@ def read_origin(file: Path) -> dict[str, Any]:
     with open_own(file, "rb") as opened:
         first = opened.readline()
     try:
-        origin = load_json(first)
-    except ValueError:
-        origin = None
-    if not isinstance(origin, dict):
+        return parse_json(first, dict[str, Any])
+    except ValueError as error:
         remedy = "rename it or choose another {--output}"
-        raise ConfigurationError(None, file, "was not written by this command", remedy)
-    return origin
+        raise ConfigurationError(None, file, "was not written by this command", remedy) from error
 
 
 def check_origin(file: Path, made_from: dict[str, Any]) -> None:
     """Raise ConfigurationError for a shard of another origin, and another file."""
-    origin = read_origin(file)
-    other = [name for name in {**made_from, **origin} if made_from.get(name) != origin.get(name)]
+    origin, expected = read_origin(file), parse_json(_encoded(made_from), dict[str, Any])
+    other = [name for name in {**expected, **origin} if expected.get(name) != origin.get(name)]
     if other:
         problem = f"was made from other {', '.join(other)}"
         raise ConfigurationError(None, file, problem, "remove it or choose another {--output}")
+
+
+def _encoded(origin: dict[str, Any]) -> bytes:
+    """Return an origin as JSON; what JSON does not know becomes text."""
+    return msgspec.json.encode(origin, enc_hook=str)

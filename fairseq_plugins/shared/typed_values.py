@@ -1,6 +1,5 @@
 """Check the types and ranges of JSON and of arguments, by declared types (msgspec)."""
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,18 +26,6 @@ def parse_json(content: bytes | str, kind: type[T] | Any = Any) -> T:
     """
     try:
         return msgspec.json.decode(content, type=kind)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-
-
-def load_json(content: bytes | str) -> Any:
-    """Return the value of a JSON text that this project wrote; NaN and infinite numbers, as Python writes, included.
-
-    Raises:
-        ValueError: for other text, and if it is nested too deeply.
-    """
-    try:
-        return json.loads(content)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 

@@ -31,7 +31,7 @@ _OWN = re.compile(rf"{SHARD.pattern}(\.partial)?|{_JOINED}|{_FINISHED}")
 
 
 def origin(args: argparse.Namespace) -> dict[str, Any]:
-    """Return everything that the translation of a file depends on, as JSON values."""
+    """Return everything that the translation of a file depends on."""
     irrelevant = ("input", "output", "processes", "device", "buffer_size", "threads")
     given = {name: value for name, value in vars(args).items() if name not in irrelevant}
     languages = (args.source_lang, args.target_lang)
@@ -61,7 +61,7 @@ class OutputShards:
 
     Args:
         output: destination of the translation.
-        made_from: everything that the translation depends on, as JSON values.
+        made_from: everything that the translation depends on.
         count: number of shards of a new translation.
         run_id: id of this process's Slurm array or torchrun's run; empty for a single process.
 

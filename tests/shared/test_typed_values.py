@@ -15,7 +15,7 @@ from fairseq_plugins.decoding.recording.trace import read_trace
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.draft_files import read_drafts
 from fairseq_plugins.shared.shards import read_origin
-from fairseq_plugins.shared.typed_values import WrongValue, checked, load_json, parse_json, read_json
+from fairseq_plugins.shared.typed_values import WrongValue, checked, parse_json, read_json
 
 DEEP = "[" * 100_000
 
@@ -58,10 +58,6 @@ def test_what_is_no_json_of_its_type(text: str | bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigurationError, match="^.*/file: cannot be read as JSON .*; do this$"):
         read_json(tmp_path / "file", Values, "do this")
-
-
-def test_own_json_has_all_numbers() -> None:
-    assert load_json('[Infinity, {"a": 1}]') == [float("inf"), {"a": 1}]
 
 
 READERS: dict[str, Callable[[Path], object]] = {
