@@ -96,14 +96,14 @@ def origin(cfg: DictConfig, subset: str) -> dict[str, Any]:
         source, target = data_utils.infer_language_pair(task.data)
     generation = OmegaConf.to_container(cfg.generation)
     assert isinstance(generation, dict)
-    depends_on = {
+    depends_on: dict[str, Any] = {
         "subset": subset,
         "data": sha256(source_files(task.data, subset, source, target)),
         "checkpoints": [sha256([Path(path)]) for path in utils.split_paths(cfg.common_eval.path)],
         "decoder": str(task.decoding_method),
         "precision": precision(cfg),
         "model_overrides": cfg.common_eval.model_overrides,
-        **{name: value for name, value in generation.items() if name not in _IRRELEVANT},
+        **{str(name): value for name, value in generation.items() if name not in _IRRELEVANT},
     }
     if task.int8:
         depends_on["int8"] = True

@@ -137,7 +137,8 @@ def read_origin(file: Path) -> dict[str, Any]:
 
 def check_origin(file: Path, made_from: dict[str, Any]) -> None:
     """Raise ConfigurationError for a shard of another origin, and another file."""
-    origin, expected = read_origin(file), parse_json(_encoded(made_from), dict[str, Any])
+    expected: dict[str, Any] = parse_json(_encoded(made_from))
+    origin = read_origin(file)
     other = [name for name in {**expected, **origin} if expected.get(name) != origin.get(name)]
     if other:
         problem = f"was made from other {', '.join(other)}"
