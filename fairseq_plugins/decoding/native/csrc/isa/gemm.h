@@ -103,19 +103,32 @@ inline bool has_vector_epilogue(const Target& target) {
     return target.activation == Activation::NONE || target.activation == Activation::RELU;
 }
 
+// Bytes from weights to those to prefetch, which are so far ahead that memory delivers them in time, and near enough
+// for the first-level cache. In each step PANELS panels of `steps` steps are read side by side, STEP_BYTES of each.
+template <int PANELS, int STEP_BYTES>
+__attribute__((always_inline)) inline int64_t prefetch_distance(int64_t step, int64_t steps) {
+    constexpr int64_t AHEAD_BYTES = 12 << 10, AHEAD = AHEAD_BYTES / (PANELS * STEP_BYTES);
+    // After the last step come the next panels.
+    return STEP_BYTES * (step + AHEAD < steps ? AHEAD : AHEAD + (PANELS - 1) * steps);
+}
+
 // Multiplies ROWS rows of x by PANELS panels of a weight. put(row, v, sums) receives vector v of the results of a row.
-// Strides: between rows of x and their values, between panels, and between the inputs of a panel.
-template <int ROWS, int PANELS, typename Number, typename Put>
+// Strides: between rows of x and their values, between panels, and between the inputs of a panel. prefetched(i): how
+// many bytes after the weights of input i to prefetch.
+template <int ROWS, int PANELS, typename Number, typename Prefetched, typename Put>
 __attribute__((always_inline)) inline void multiply_panels(const float* x, int64_t row_stride, int64_t value_stride,
                                                            int64_t inputs, const Number* panels, int64_t panel_stride,
-                                                           int64_t input_stride, const Put& put) {
+                                                           int64_t input_stride, const Prefetched& prefetched,
+                                                           const Put& put) {
     constexpr int VECTORS = PANELS * PANEL / LANES, IN_PANEL = PANEL / LANES;
+    // For one row of float32 the processor's own prefetching is faster.
+    constexpr bool PREFETCHES = ROWS > 1 || sizeof(Number) < sizeof(float);
     Vector sums[ROWS][VECTORS] = {};
     for (int64_t i = 0; i < inputs; ++i) {
+        const int64_t ahead = prefetched(i);
         const auto weight = [&](int v) {
             const Number* from = panels + v / IN_PANEL * panel_stride + i * input_stride + v % IN_PANEL * LANES;
-            // Prefetch the next panels; with one row there is no time for it.
-            if (ROWS > 1 && v % IN_PANEL == 0) __builtin_prefetch(from + PANELS * panel_stride, 0, 2);
+            if (PREFETCHES && v % IN_PANEL == 0) __builtin_prefetch(reinterpret_cast<const char*>(from) + ahead);
             return load(from);
         };
         // Keep the smaller operand in registers.

@@ -18,10 +18,13 @@ __attribute__((always_inline)) inline void multiply_panels_narrow(const float* x
     __m256 sums[PANELS][2] = {};
     for (int64_t i = 0; i < inputs; ++i) {
         const __m256 value = _mm256_set1_ps(x[i]);
+        const int64_t ahead = prefetch_distance<PANELS, PANEL * sizeof(Half)>(i, inputs);
         for (int v = 0; v < PANELS; ++v) {
+            const Half* panel = panels + v * inputs * PANEL + i * PANEL;
+            __builtin_prefetch(reinterpret_cast<const char*>(panel) + ahead);
             for (int half = 0; half < 2; ++half) {
-                const Half* from = panels + v * inputs * PANEL + i * PANEL + half * HALF;
-                const __m256 weights = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+                const auto* from = reinterpret_cast<const __m128i*>(panel + half * HALF);
+                const __m256 weights = _mm256_cvtph_ps(_mm_loadu_si128(from));
                 sums[v][half] = _mm256_fmadd_ps(value, weights, sums[v][half]);
             }
         }
@@ -42,10 +45,11 @@ __attribute__((always_inline)) inline void multiply(const float* x, int64_t inpu
         if (converts_narrow()) return multiply_panels_narrow<PANELS>(x, inputs, panels, put);
     }
 #endif
+    const auto prefetched = [&](int64_t i) { return prefetch_distance<PANELS, PANEL * sizeof(Number)>(i, inputs); };
     if constexpr (ROWS > MAX_ROWS) {
-        multiply_panels<ROWS, PANELS>(x, 1, ROWS, inputs, panels, inputs * PANEL, PANEL, put);
+        multiply_panels<ROWS, PANELS>(x, 1, ROWS, inputs, panels, inputs * PANEL, PANEL, prefetched, put);
     } else {
-        multiply_panels<ROWS, PANELS>(x, inputs, 1, inputs, panels, inputs * PANEL, PANEL, put);
+        multiply_panels<ROWS, PANELS>(x, inputs, 1, inputs, panels, inputs * PANEL, PANEL, prefetched, put);
     }
 }
 

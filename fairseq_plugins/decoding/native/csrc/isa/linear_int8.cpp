@@ -150,12 +150,15 @@ __attribute__((noinline)) void multiply_int8_block(const Int8Weight& weight, int
         const int8_t* numbers = weight.numbers.data() + panel * panel_bytes;
         Integers sums[ROWS][COUNT] = {};
         for (int i = 0; i < size; i += GROUP) {
+            // One row is multiplied so fast that only the next panels are far enough.
+            const int64_t ahead = ROWS == 1
+                                      ? COUNT / IN_PANEL * panel_bytes
+                                      : prefetch_distance<COUNT / IN_PANEL, PANEL * GROUP>(i / GROUP, size / GROUP);
             Integers weights[COUNT];
             for (int v = 0; v < COUNT; ++v) {
                 const int8_t* from = numbers + v / IN_PANEL * panel_bytes + i * PANEL;
                 weights[v] = *reinterpret_cast<const Integers*>(from + v % IN_PANEL * LANES * GROUP);
-                // Prefetch the next panels.
-                if (v % IN_PANEL == 0) __builtin_prefetch(from + PANELS * panel_bytes, 0, 2);
+                if (v % IN_PANEL == 0) __builtin_prefetch(from + ahead);
             }
             for (int row = 0; row < ROWS; ++row) {
                 const uint8_t* group = x + (static_cast<int64_t>(row) * size + i) / GROUP * STEP;
