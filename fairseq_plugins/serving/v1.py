@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from fastapi import APIRouter, Depends, Request
@@ -122,7 +123,8 @@ def router(server: "Server") -> APIRouter:
         try:
             deadline = started + server.settings.timeout
             while (item := await asyncio.wait_for(steps.get(), deadline - time.perf_counter())) is not None:
-                yield ServerSentEvent(event="step", data=_step(*item))
+                number, step = item
+                yield ServerSentEvent(event="step", data={"sentence": number, **asdict(step)})
             last = answer(request, asked, job, await work, started)
             yield ServerSentEvent(event="end", data=last.model_dump())
         except (asyncio.CancelledError, GeneratorExit):
@@ -141,16 +143,6 @@ def router(server: "Server") -> APIRouter:
         return [model.description() for model in server.registry.models]
 
     return routes
-
-
-def _step(number: int, step: Step) -> dict[str, Any]:
-    return {
-        "sentence": number,
-        "tokens": step.tokens,
-        "drafted": step.drafted,
-        "accepted": step.accepted,
-        "text": step.text,
-    }
 
 
 def _translated(model: Model, result: Result, has_tokens: bool) -> Translated:
