@@ -57,6 +57,7 @@ class Slurm:
 
     def states(self, job: str) -> list[tuple[str, str]]:
         """State and exit status of each task of a job; one that was put into the queue again waits for 2 seconds."""
+        time.sleep(0.2)  # a question takes processor time
         found = self.run(f"scontrol show job --oneliner {job}")
         if "Reason=BeginTime" in found and job not in self.hurried:
             self.hurried.add(job)
@@ -70,7 +71,6 @@ class Slurm:
             said = "".join(file.read_text() for file in self.folder.glob("*log*") if file.is_file())
             assert not [state for state, _ in states if state in ENDED - {"COMPLETED"}], f"{states}\n{said}"
             assert time.monotonic() < end, f"{states}\n{said}"
-            time.sleep(0.1)
 
 
 def until(what: Callable[[], object]) -> None:
@@ -147,6 +147,7 @@ def test_a_cancelled_training(cluster: Slurm, corpus: Corpus) -> None:
 
     def submit(updates: int) -> str:
         command = f"exec {shlex.join(training(corpus, programs, model, updates, processes=2))}"
+        command += " --save-interval-updates 10 --keep-interval-updates 1"
         return cluster.run(f"sbatch --parsable --output=job.log --wrap {shlex.quote(command)}").strip()
 
     def saved() -> list[str]:

@@ -186,7 +186,7 @@ def test_output_is_fairseqs(
             assert_same_hypotheses(generator.generate([model], sample, **per_batch), expected)
 
 
-@settings(UNSHRUNK, max_examples=example_count(24))
+@settings(UNSHRUNK, max_examples=example_count(16))
 @given(
     models=st.lists(TRANSFORMERS, min_size=2, max_size=3),
     sources=SOURCES,
