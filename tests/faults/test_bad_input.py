@@ -16,6 +16,7 @@ from fairseq_plugins.checkpoint.tool_errors import excepthook
 from fairseq_plugins.metrics import texts as metrics
 from fairseq_plugins.shared.draft_files import read_drafts
 from fairseq_plugins.shared.invalid_text import mend_lines, read_invalid_text
+from tests.command_server import own_commands
 from tests.faults.released import Released, options, prepare
 from tests.support import run_in_process
 from train_scripts.runner import text as runner
@@ -24,17 +25,7 @@ from train_scripts.tools import text
 
 TABLE = Path(__file__).with_name("bad_input.txt")
 CASES = re.findall(r"^\$ (.+)\n(.+)\nstatus (\d+)$", TABLE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-MAINS = {
-    "spec-dec-average": "fairseq_plugins.checkpoint.averaging",
-    "spec-dec-bench": "fairseq_plugins.benchmarks.benchmark",
-    "spec-dec-convert": "fairseq_plugins.conversion.cli",
-    "spec-dec-ddgviz": "fairseq_plugins.pages.ddgviz",
-    "spec-dec-distill": "fairseq_plugins.distillation.cli",
-    "spec-dec-metrics": "fairseq_plugins.metrics.cli",
-    "spec-dec-sweep": "fairseq_plugins.benchmarks.sweep",
-    "spec-dec-trace": "fairseq_plugins.pages.show_trace",
-    "spec-dec-translate": "fairseq_plugins.translation.cli",
-}
+MAINS = {command: target.partition(":")[0] for command, target in own_commands().items()}
 
 
 @pytest.fixture(scope="module")
