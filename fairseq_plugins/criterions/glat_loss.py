@@ -87,10 +87,7 @@ class GlatLoss(SummedLoss):
         )
         targets = output["targets"]
         log_probs = utils.log_softmax(output["logits"], dim=-1)
-        loss, nll_loss = label_smoothed_nll_loss(
-            log_probs, targets[:, None], self.label_smoothing, ignore_index=self.padding_idx, reduce=False
-        )
-        loss = loss.squeeze(1)
+        loss, nll_loss = self._token_losses(log_probs, targets)
         sample_size: int | Tensor = targets.numel()
         if self.position_decay > 0:
             weight = torch.exp((1 - output["draft_positions"]) / self.position_decay)
@@ -98,12 +95,8 @@ class GlatLoss(SummedLoss):
         loss, nll_loss = loss.sum(), nll_loss.sum()
         verifier_nll = nll_loss.new_zeros(())
         if "verifier_logits" in output:
-            verifier_loss, verifier_nll = label_smoothed_nll_loss(
-                utils.log_softmax(output["verifier_logits"], dim=-1).flatten(0, 1),
-                sample["target"].view(-1, 1),
-                self.label_smoothing,
-                ignore_index=self.padding_idx,
-            )
+            of_verifier = utils.log_softmax(output["verifier_logits"], dim=-1).flatten(0, 1)
+            verifier_loss, verifier_nll = map(torch.sum, self._token_losses(of_verifier, sample["target"].flatten()))
             loss = loss + self.verifier_loss * sample_size / sample["ntokens"] * verifier_loss
         correct = log_probs.argmax(-1) == targets
         logging_output = {
@@ -122,6 +115,14 @@ class GlatLoss(SummedLoss):
         if not model.training and sample["glancing_ratio"] == 0:  # every target was predicted
             logging_output |= accuracy_by_position(correct, sample["blocks"], self.padding_idx)
         return loss, sample_size, logging_output
+
+    def _token_losses(self, log_probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the label-smoothed and the plain loss of each target, both [n], from log_probs [n, V]."""
+        losses = label_smoothed_nll_loss(
+            log_probs, targets[:, None], self.label_smoothing, ignore_index=self.padding_idx, reduce=False
+        )
+        loss, nll_loss = (loss.squeeze(1) for loss in losses)
+        return loss, nll_loss
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
