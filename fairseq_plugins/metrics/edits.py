@@ -50,14 +50,14 @@ def edits_between(source: Sequence[str], target: Sequence[str]) -> list[Edit]:
     They follow an alignment of minimal edit distance, always the same one for the same words.
     """
     edits: list[Edit] = []
-    for kind, begin, end, first, last in Levenshtein.opcodes(source, target):
-        if kind == "equal":
+    for code in Levenshtein.opcodes(source, target):
+        if code.tag == "equal":
             continue
-        words = tuple(target[first:last])
+        begin, words = code.src_start, tuple(target[code.dest_start : code.dest_end])
         if edits and edits[-1][1] == begin:
             begin, _, before = edits.pop()
             words = before + words
-        edits.append((begin, end, words))
+        edits.append((begin, code.src_end, words))
     return edits
 
 
