@@ -9,7 +9,7 @@ from fairseq_plugins.errors import ConfigurationError, unknown_value
 from fairseq_plugins.metrics import bleu
 from fairseq_plugins.metrics.edits import corpus_edits
 from fairseq_plugins.metrics.sample import Sample, Score
-from fairseq_plugins.metrics.sari import Sari, corpus_sari, mean_sari, sari_tokens
+from fairseq_plugins.metrics.sari import corpus_sari, sari_tokens
 
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
@@ -40,23 +40,17 @@ def rouge(sample: Sample) -> list[Score]:
 
 
 def sari(sample: Sample) -> list[Score]:
-    """Compute SARI in both conventions, see `sari.py`."""
+    """Compute SARI, see `sari.py`."""
     assert sample.sources is not None
     tokenize = not sample.settings.tokenized
     source, output, *references = (
         [sari_tokens(line, tokenize) for line in sentences.lines]
         for sentences in (sample.sources, sample.hypotheses, *sample.references)
     )
-    how = "lowercased, " + ("13a" if tokenize else "tokens as given")
-    return [
-        _sari_score("SARI", mean_sari(source, output, references), f"mean over sentences, {how}"),
-        _sari_score("SARI, EASSE", corpus_sari(source, output, references), f"counts of the corpus, {how}"),
-    ]
-
-
-def _sari_score(name: str, value: Sari, how: str) -> Score:
+    how = "as EASSE, lowercased, " + ("13a" if tokenize else "tokens as given")
+    value = corpus_sari(source, output, references)
     parts = f"add {value.add:.2f}, keep {value.keep:.2f}, delete {value.delete:.2f}"
-    return Score(name, value.score, f"{value.score:.2f}", parts, how)
+    return [Score("SARI", value.score, f"{value.score:.2f}", parts, how)]
 
 
 def edit_f(sample: Sample) -> list[Score]:

@@ -13,7 +13,7 @@ from rouge_score.rouge_scorer import RougeScorer
 
 from fairseq_plugins.metrics import cli
 from fairseq_plugins.metrics.registry import repetition_ratio
-from fairseq_plugins.metrics.sari import corpus_sari, mean_sari, sari_tokens, sentence_sari
+from fairseq_plugins.metrics.sari import corpus_sari, sari_tokens
 from tests.support import run_in_process
 
 REFERENCE = [
@@ -139,45 +139,35 @@ def test_rouge_equals_rouge_score(stemmer: bool, files: SimpleNamespace, capsys:
     assert float(values["ROUGE-Lsum"]) > float(values["ROUGE-L"])
 
 
-def test_sari_equals_published_values() -> None:
-    """The examples and values of the authors' `SARI.py`; a corpus has the mean of its sentences."""
-    source = "About 95 species are currently accepted ."
+def test_sari_equals_published_value() -> None:
+    """The example of EASSE's README."""
     references = [
-        "About 95 species are currently known .",
-        "About 95 species are now accepted .",
-        "95 species are now accepted .",
+        ["About 95 species are currently known.", "The cat sat on the mat."],
+        ["About 95 species are now accepted.", "The cat is on the mat."],
+        ["95 species are now accepted.", "The cat sat."],
     ]
-    published = {
-        "About 95 you now get in .": 26.82782411698074,
-        "About 95 species are now agreed .": 58.89995423074248,
-        "About 95 species are currently agreed .": 50.71608864657479,
-    }
-    source, *references = (sari_tokens(line, tokenize=False) for line in (source, *references))
-    outputs = [sari_tokens(line, tokenize=False) for line in published]
-    for output, value in zip(outputs, published.values(), strict=True):
-        assert sentence_sari(source, output, references).score == pytest.approx(value)
-    mean = mean_sari([source] * 3, outputs, [[reference] * 3 for reference in references])
-    assert mean.score == pytest.approx(sum(published.values()) / 3)
+    source, output, *references = (
+        [sari_tokens(line) for line in text]
+        for text in (
+            ["About 95 species are currently accepted.", "The cat perched on the mat."],
+            ["About 95 you now get in.", "Cat on mat."],
+            *references,
+        )
+    )
+    assert corpus_sari(source, output, references).score == pytest.approx(33.17472563619544)
 
 
 def test_sari_by_hand_two_references() -> None:
     """Source "a b", output "a c", references "a c" and "a b"; source and output count double.
 
-    Unigrams: added {c} of {c}: 1. Kept {a: 2}, the references keep {a: 2, b: 1}: precision 1, recall (1 + 0) / 2,
-    F1 2/3. Deleted {b: 2}, the references {b: 1}: precision 1/2.
-    Bigrams: added {ac} of {ac}: 1. Kept none of {ab: 1}: 0. Deleted {ab: 2}, the references {ab: 1}: 1/2.
+    Unigrams: added {c} of {c}: 1. Kept {a: 2}, the references keep {a: 2, b: 1}: precision 1, recall 2/3. Deleted
+    {b: 2}, the references {b: 1}: precision 1/2, recall 1. Bigrams: added {ac} of {ac}: 1. Kept none of {ab: 1}: 0.
+    Deleted {ab: 2}, the references {ab: 1}: precision 1/2, recall 1.
     """
-    source, output, references = ["a", "b"], ["a", "c"], [["a", "c"], ["a", "b"]]
-    value = sentence_sari(source, output, references)
+    value = corpus_sari([["a", "b"]], [["a", "c"]], [[["a", "c"]], [["a", "b"]]])
     assert value.add == pytest.approx(100 * (1 + 1) / 4)
-    assert value.keep == pytest.approx(100 * (2 / 3) / 4)
-    assert value.delete == pytest.approx(100 * (1 / 2 + 1 / 2) / 4)
-
-    # Counts first: keep has precision (2/2 + 0) / 4 and recall (2/3 + 0) / 4, delete (1/2 + 1/2) / 4 and (1 + 1) / 4.
-    value = corpus_sari([source], [output], [[line] for line in references])
-    assert value.add == pytest.approx(50)
-    assert value.keep == pytest.approx(100 * 2 * (1 / 4) * (1 / 6) / (1 / 4 + 1 / 6))
-    assert value.delete == pytest.approx(100 * 2 * (1 / 4) * (1 / 2) / (1 / 4 + 1 / 2))
+    assert value.keep == pytest.approx(100 * (4 / 5) / 4)
+    assert value.delete == pytest.approx(100 * (2 / 3 + 2 / 3) / 4)
 
 
 def test_metrics_that_align_words_leave_overlong_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,8 +188,7 @@ def test_sari_needs_source(files: SimpleNamespace, capsys: pytest.CaptureFixture
     _run("--hypotheses", files.hypothesis, "--references", files.reference, "--source", files.source)
     values = _values(capsys.readouterr().out)
     tokens = [[sari_tokens(line) for line in lines] for lines in (SOURCE, HYPOTHESIS, REFERENCE)]
-    assert values["SARI"] == f"{mean_sari(tokens[0], tokens[1], [tokens[2]]).score:.2f}"
-    assert values["SARI, EASSE"] == f"{corpus_sari(tokens[0], tokens[1], [tokens[2]]).score:.2f}"
+    assert values["SARI"] == f"{corpus_sari(tokens[0], tokens[1], [tokens[2]]).score:.2f}"
 
 
 def test_edit_f(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
