@@ -95,16 +95,14 @@ class ContinuousEngine:
         assert first_token == self._first_token
         topk, topp = (max(drawing[f"sampling_{name}"], 0) for name in ("topk", "topp"))
         sampling = Sampling(topk, topp, drawing["temperature"])
-        keys: list[list[int]] = sample["noise_keys"].tolist() if job.search.samples else [[]]
         beam = 1 if job.search.samples else job.search.beam
-        admitted = _Admitted(job, sample, [next(self._numbers) for _ in keys])
-        for number, key in zip(admitted.numbers, keys, strict=True):
-            self._jobs[number] = admitted
-            try:
-                self._backend.admit(number, sample, limits, beam, job.on_step is not None, sampling, key)
-            except ValueError as error:
-                self._drop(admitted)
-                raise ConfigurationError(None, None, str(error), "shorten the sentence, or lower its limits") from error
+        admitted = _Admitted(job, sample, [next(self._numbers) for _ in sample["net_input"]["src_tokens"]])
+        self._jobs.update(dict.fromkeys(admitted.numbers, admitted))
+        try:
+            self._backend.admit(admitted.numbers, sample, limits, beam, job.on_step is not None, sampling)
+        except ValueError as error:
+            self._drop(admitted)
+            raise ConfigurationError(None, None, str(error), "shorten the sentence, or lower its limits") from error
 
     def cancel(self, job: Job) -> None:
         for admitted in list(self._jobs.values()):

@@ -13,7 +13,13 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.decoded import Decoded, Hypothesis, StepOutput
-from fairseq_plugins.decoding.kernel_module import FoundHypothesis, FoundOutput, KernelModule, Unsupported
+from fairseq_plugins.decoding.kernel_module import (
+    AnySentence,
+    FoundHypothesis,
+    FoundOutput,
+    KernelModule,
+    Unsupported,
+)
 from fairseq_plugins.decoding.kernel_weights import KernelWeights
 from fairseq_plugins.decoding.method import KernelMethod, MethodContext, MethodOptions, MethodSpec
 from fairseq_plugins.decoding.reference.sampling import Sampling
@@ -58,8 +64,8 @@ class KernelBackend(ABC):
         self.method: KernelMethod = spec.build_kernels(replace(context, weights=self.weights(context)), options)
         weights = self.method.weights
         self.module: KernelModule = weights.module
-        self.temperature, self.sampling = context.temperature, context.sampling
-        self.searches_beams = spec.searches_beams
+        self.sampling = replace(context.sampling or _NO_SAMPLING, temperature=context.temperature)
+        self.beam = context.beam if spec.searches_beams else 0
         self.max_len = 0  # of an open batch
         encoder = weights.encoder(model.encoder)
         if encoder is None and not self.takes_encoded:
@@ -76,7 +82,7 @@ class KernelBackend(ABC):
             acceptance=self.method.acceptance,
             policy=self.method.policy,
             head=self.method.head,
-            beam=context.beam if spec.searches_beams else 0,
+            beam=self.beam,
             **settings,
         )
 
@@ -96,7 +102,7 @@ class KernelBackend(ABC):
         """Decode as `Backend.decode` does."""
         with torch.inference_mode():
             self._begin(sample, constraints, first_token)
-            if self.searches_beams:
+            if self.beam:
                 try:
                     return self._decoded_beams(self.generator.run_beams())
                 except self.module.EosForbidden:
@@ -154,45 +160,33 @@ class KernelBackend(ABC):
     @property
     def draws_in_open_batch(self) -> bool:
         """Whether sentences of an open batch may draw their tokens."""
-        return not self.searches_beams and self.method.acceptance is None
+        return not self.beam and self.method.acceptance is None
 
     def admit(
         self,
-        number: int,
+        numbers: Sequence[int],
         sample: dict[str, Any],
         constraints: Constraints,
         beam: int = 1,
         streams: bool = False,
         sampling: Sampling = _NO_SAMPLING,
-        noise_key: Sequence[int] = (),
     ) -> None:
-        """Add a sentence, which waits until there is room.
+        """Add sentences, which wait until there is room.
 
         Args:
-            number: names the sentence in events; unused by the others.
-            sample: fairseq batch of this sentence alone.
-            constraints: its limits.
+            numbers: name the sentences in events; unused by others.
+            sample: fairseq batch of the sentences.
+            constraints: their limits.
             beam: hypotheses that a beam search keeps.
             streams: whether iterations are events.
-            sampling: of the sentence; its temperature also counts where nothing is drawn.
-            noise_key: see `noise_keys`; empty for the best tokens.
+            sampling: of sentences with `noise_keys`; its temperature also counts where nothing is drawn.
 
         Raises:
             ValueError: for a sentence that does not fit the batch.
         """
-        source = sample["net_input"]["src_tokens"][0]
-        self.generator.admit(
-            number,
-            source[source != constraints.pad].tolist(),
-            temperature=sampling.temperature,
-            beam=beam,
-            prefix=[] if constraints.prefix is None else constraints.prefix[0].tolist(),
-            drafts=[] if self.method.drafts is None else self.method.drafts(sample)[0],
-            streams=streams,
-            noise_key=list(noise_key),
-            needs_log_probs=sample.get("needs_scores", True),
-            **_limits(constraints, sampling),
-        )
+        source = sample["net_input"]["src_tokens"]
+        for number, sentence in zip(numbers, self._sentences(source, sample, constraints, beam, sampling), strict=True):
+            self.generator.admit(number, sentence, streams=streams)
 
     def take(self, seconds: float) -> list[Event]:
         """Return the next events; wait up to `seconds` for the first one."""
@@ -205,7 +199,7 @@ class KernelBackend(ABC):
         if iteration is not None:
             drafted, accepted = iteration
             return StepOutput(output, drafted, accepted, finished=False)
-        return self._decoded_beams([output]) if self.searches_beams else self._decoded([output])
+        return self._decoded_beams([output]) if self.beam else self._decoded([output])
 
     def seconds(self) -> dict[str, float]:
         """Return the total seconds of each part of an iteration."""
@@ -213,20 +207,42 @@ class KernelBackend(ABC):
 
     def _begin(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> None:
         source, more = self.inputs(sample, constraints.pad)
-        self.generator.begin(
-            source.contiguous(),
-            pad=constraints.pad,
-            unk=constraints.unk,
-            eos=constraints.eos,
-            first_token=first_token,
-            temperature=self.temperature,
-            prefix=None if constraints.prefix is None else constraints.prefix.contiguous(),
-            drafts=[] if self.method.drafts is None else self.method.drafts(sample),
-            noise_keys=sample.get("noise_keys"),
-            needs_log_probs=sample.get("needs_scores", True),
-            **_limits(constraints, self.sampling),
-            **more,
+        sentences = self._sentences(source, sample, constraints, max(self.beam, 1), self.sampling)
+        symbols = {"pad": constraints.pad, "unk": constraints.unk, "eos": constraints.eos}
+        self.generator.begin(sentences, **symbols, first_token=first_token, **more)
+
+    def _sentences(
+        self, source: Tensor, sample: dict[str, Any], constraints: Constraints, beam: int, sampling: Sampling
+    ) -> list[AnySentence]:
+        """Return the sentences of a batch as the module has them, with sources [B, S]."""
+        limits = {
+            "min_len": constraints.min_len,
+            "max_len": constraints.max_len,
+            "unk_penalty": constraints.unk_penalty,
+            "suppressed": constraints.suppressed.everywhere,
+            "begin_suppressed": constraints.suppressed.at_beginning,
+            "temperature": sampling.temperature,
+            "topk": sampling.topk,
+            "topp": sampling.topp,
+            "beam": beam,
+            "needs_log_probs": sample.get("needs_scores", True),
+        }
+        prefix, keys = constraints.given_prefix(), sample.get("noise_keys")
+        none: list[list[Any]] = [[]] * len(source)
+        rows = zip(
+            source.tolist(),
+            none if prefix is None else prefix[0].tolist(),
+            none if self.method.drafts is None else self.method.drafts(sample),
+            none if keys is None else keys.tolist(),
+            strict=True,
         )
+        return [
+            self.module.Sentence(
+                [token for token in row if token != constraints.pad],
+                prefix=forced, drafts=drafts, noise_key=key, **limits,
+            )
+            for row, forced, drafts, key in rows
+        ]  # fmt: skip
 
     @staticmethod
     def _decoded(outputs: list[FoundOutput]) -> Decoded:
@@ -248,19 +264,6 @@ class KernelBackend(ABC):
             for hypotheses, _ in found
         ]
         return Decoded(outputs, [[steps] for _, steps in found])
-
-
-def _limits(constraints: Constraints, sampling: Sampling | None) -> dict[str, Any]:
-    """Return the arguments of a generator that limit the tokens of a batch or a sentence."""
-    return {
-        "min_len": constraints.min_len,
-        "max_len": constraints.max_len,
-        "unk_penalty": constraints.unk_penalty,
-        "suppressed": constraints.suppressed.everywhere,
-        "begin_suppressed": constraints.suppressed.at_beginning,
-        "topk": 0 if sampling is None else sampling.topk,
-        "topp": 0.0 if sampling is None else sampling.topp,
-    }
 
 
 def _refusal(spec: MethodSpec, context: MethodContext) -> str | None:

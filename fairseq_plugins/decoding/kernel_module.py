@@ -19,6 +19,7 @@ AnyPath: TypeAlias = Any
 AnyMaskWeights: TypeAlias = Any
 AnyDrafter: TypeAlias = Any
 AnyAcceptance: TypeAlias = Any
+AnySentence: TypeAlias = Any
 
 FoundOutput = tuple[np.ndarray, np.ndarray, list[int]]
 """Tokens [N] (int64) and log-probabilities [N] of an output, and the number of tokens that each iteration emitted."""
@@ -68,31 +69,8 @@ class KernelPolicy(Protocol):
 class KernelGenerator(Protocol):
     """Decodes batches with a method. Its memory is reused for each batch."""
 
-    def begin(
-        self,
-        source: Tensor,
-        *,
-        pad: int,
-        unk: int,
-        eos: int,
-        first_token: int,
-        min_len: int,
-        max_len: int,
-        unk_penalty: float,
-        temperature: float,
-        prefix: Tensor | None = ...,
-        drafts: GivenDrafts = ...,
-        noise_keys: Tensor | None = ...,
-        topk: int = ...,
-        topp: float = ...,
-        suppressed: Sequence[int] = ...,
-        begin_suppressed: Sequence[int] = ...,
-        needs_log_probs: bool = ...,
-    ) -> None:
-        """Begin a batch of sources [B, S], padded, with the limits of `Constraints`.
-
-        With `noise_keys` [B, 4] tokens are drawn (reference/sampling.py). Log-probabilities that are not needed may be
-        0 in `outputs` of a greedy search.
+    def begin(self, sentences: Sequence[AnySentence], *, pad: int, unk: int, eos: int, first_token: int) -> None:
+        """Begin a batch; outputs begin with `first_token`.
 
         Raises:
             ValueError: for lengths or symbols that are out of range.
@@ -151,26 +129,7 @@ class KernelGenerator(Protocol):
             ValueError: for lengths that do not fit the memory.
         """
 
-    def admit(
-        self,
-        id: int,
-        source: Sequence[int],
-        *,
-        min_len: int,
-        max_len: int,
-        unk_penalty: float,
-        temperature: float,
-        beam: int,
-        prefix: Sequence[int],
-        drafts: Sequence[Sequence[int]],
-        streams: bool,
-        noise_key: Sequence[int] = ...,
-        topk: int = ...,
-        topp: float = ...,
-        suppressed: Sequence[int] = ...,
-        begin_suppressed: Sequence[int] = ...,
-        needs_log_probs: bool = ...,
-    ) -> None:
+    def admit(self, id: int, sentence: AnySentence, streams: bool) -> None:
         """Add a sentence, which waits until there is room; `streams`: its iterations are events.
 
         Raises:
@@ -208,6 +167,35 @@ class KernelModule(Protocol):
 
     @property
     def EosForbidden(self) -> type[ValueError]: ...
+
+    def Sentence(
+        self,
+        source: Sequence[int],
+        *,
+        min_len: int,
+        max_len: int,
+        unk_penalty: float = ...,
+        temperature: float = ...,
+        beam: int = ...,
+        prefix: Sequence[int] = ...,
+        drafts: Sequence[Sequence[int]] = ...,
+        noise_key: Sequence[int] = ...,
+        topk: int = ...,
+        topp: float = ...,
+        suppressed: Sequence[int] = ...,
+        begin_suppressed: Sequence[int] = ...,
+        needs_log_probs: bool = ...,
+    ) -> AnySentence:
+        """Return a sentence to decode, with the limits of `Constraints`.
+
+        Args:
+            source: its tokens, without padding.
+            beam: hypotheses that a beam search keeps.
+            prefix: first tokens of the output, at most `max_len`; the padding leaves a position free.
+            drafts: those that users give.
+            noise_key: [4], with which tokens are drawn (reference/sampling.py); empty for the best ones.
+            needs_log_probs: without, those of a greedy search may be 0.
+        """
 
     # ------------------------------------------------------------------------------------------------ weights
 

@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.acceptance import Acceptance
 from fairseq_plugins.decoding.gpu.batch import Sizes
@@ -16,8 +15,7 @@ from fairseq_plugins.decoding.gpu.host_loop import PLACES, Flight, HostLoop, Sco
 from fairseq_plugins.decoding.gpu.policy import Policy
 from fairseq_plugins.decoding.gpu.search import GreedySearch
 from fairseq_plugins.decoding.gpu.weights import Linear, Transformer
-from fairseq_plugins.decoding.kernel_module import FoundEvent, FoundHypothesis, FoundOutput, GivenDrafts, Unsupported
-from fairseq_plugins.decoding.reference.rows import from_host
+from fairseq_plugins.decoding.kernel_module import FoundEvent, FoundHypothesis, FoundOutput, Unsupported
 
 MOST_OUTPUTS = 4096
 
@@ -50,62 +48,33 @@ class Generator(HostLoop):
         self.sentences: list[Sentence] = []
         self.running: ContinuousBatch | None = None
 
-    def begin(
-        self,
-        source: Tensor,
-        *,
-        pad: int,
-        unk: int,
-        eos: int,
-        first_token: int,
-        min_len: int,
-        max_len: int,
-        unk_penalty: float,
-        temperature: float,
-        prefix: Tensor | None = None,
-        drafts: GivenDrafts = (),
-        noise_keys: Tensor | None = None,
-        topk: int = 0,
-        topp: float = 0.0,
-        suppressed: Sequence[int] = (),
-        begin_suppressed: Sequence[int] = (),
-        needs_log_probs: bool = True,
-    ) -> None:
+    def begin(self, sentences: Sequence[Sentence], *, pad: int, unk: int, eos: int, first_token: int) -> None:
         self._refuse_open()
-        width = 0 if prefix is None else min(prefix.size(1), self.search.sizes.outputs)
-        prefixes = [[]] * len(source) if prefix is None else prefix[:, :width].tolist()
-        keys = [[]] * len(source) if noise_keys is None else noise_keys.tolist()
-        self.sentences = [
-            Sentence(number, [token for token in row if token != pad], min_len, max_len, own, noise_key=key)
-            for number, (row, own, key) in enumerate(zip(source.tolist(), prefixes, keys, strict=True))
-        ]
-        longest = max((len(sentence.source) for sentence in self.sentences), default=1)
-        for sentence in self.sentences:
-            self.check(sentence)
         self._check_tokens("a special symbol", (pad, unk, eos, first_token))
-        if not 0 <= min_len <= max_len or max_len > self.search.sizes.outputs:
-            raise ValueError(f"outputs of {min_len} to {max_len} tokens do not fit the memory")
-        self.waiting = deque(self.sentences)
-        self.used = self.widths
+        sizes, self.sentences = self.search.sizes, list(sentences)
+        max_len = max((sentence.max_len for sentence in sentences), default=0)
+        for sentence in sentences:
+            self.check(sentence, sizes.outputs, sizes.sources)
+        self.waiting, self.used = deque(sentences), self.widths
         if self.drafter is not None:
-            sources = [sentence.source for sentence in self.sentences]
-            self.choose_widths(self.drafter.begin_batch(sources, max_len, drafts), max_len)
-        self.take_places(len(source), max_len, longest)
+            self.begin_drafts(self.drafter, self.sentences)
+        self.take_places(len(sentences), max_len, max((len(sentence.source) for sentence in sentences), default=1))
         self.symbols = pad, unk, eos, first_token
-        tokens = tuple(suppressed), tuple(begin_suppressed)
-        self.set_scoring(Scoring(unk_penalty, temperature, topk, topp, noise_keys is not None, *tokens))
-        limits = [pad, unk, eos, min_len, max_len, width, first_token, 0]
-        self.batch.place_limits.copy_(from_host(limits, self.device, torch.int32))
+        self.set_scoring(sentences[0].scoring if sentences else Scoring())
 
-    def check(self, sentence: Sentence) -> None:
-        """Raise ValueError for a source, a prefix or drafts that do not fit."""
-        size, most = self.search.encoder.model.embedding.size(0), self.search.sizes.sources
-        if not sentence.source:
-            raise ValueError("a source has no token")
-        if any(not 0 <= token < size for token in sentence.source):
+    def check(self, sentence: Sentence, max_len: int, max_source: int) -> None:
+        """Raise ValueError for a sentence that does not fit."""
+        words = self.search.encoder.model.embedding.size(0)
+        if not 0 < len(sentence.source) <= max_source:
+            raise ValueError("a source has no token, or more than there is room for")
+        if any(not 0 <= token < words for token in sentence.source):
             raise ValueError("a source token is outside of the vocabulary")
-        if len(sentence.source) > most:
-            raise ValueError(f"a source has {len(sentence.source)} tokens, more than there is room for ({most})")
+        if not 0 <= sentence.min_len <= sentence.max_len <= max_len:
+            raise ValueError("the lengths are not possible")
+        if sentence.beam != max(self.search.sizes.beam, 1):
+            raise ValueError("the beam is wider than that of the batch")
+        if len(sentence.prefix) > max_len:
+            raise ValueError("a prefix is too long")
         self._check_tokens("a prefix", sentence.prefix)
         for draft in sentence.drafts:
             self._check_tokens("a token of a draft", draft)
@@ -199,42 +168,10 @@ class Generator(HostLoop):
         self.set_scoring(Scoring())
         self.running = ContinuousBatch(self)
 
-    def admit(
-        self,
-        id: int,
-        source: Sequence[int],
-        *,
-        min_len: int,
-        max_len: int,
-        unk_penalty: float,
-        temperature: float,
-        beam: int,
-        prefix: Sequence[int],
-        drafts: Sequence[Sequence[int]],
-        streams: bool,
-        noise_key: Sequence[int] = (),
-        topk: int = 0,
-        topp: float = 0.0,
-        suppressed: Sequence[int] = (),
-        begin_suppressed: Sequence[int] = (),
-        needs_log_probs: bool = True,
-    ) -> None:
+    def admit(self, id: int, sentence: Sentence, streams: bool) -> None:
         running = self._opened()
-        scoring = Scoring(
-            unk_penalty, temperature, topk, topp, len(noise_key) > 0, tuple(suppressed), tuple(begin_suppressed)
-        )
-        sentence = Sentence(
-            0, list(source), min_len, max_len, list(prefix), list(drafts), noise_key, id, scoring, streams
-        )
-        self.check(sentence)
-        if not 0 <= min_len <= max_len <= self.max_len:
-            raise ValueError("the lengths are not possible")
-        if len(source) > self.max_source:
-            raise ValueError("a source has no token, or more than there is room for")
-        if beam != 1:
-            raise ValueError("the beam is wider than that of the batch")
-        if len(prefix) > self.max_len:
-            raise ValueError("a prefix is too long")
+        self.check(sentence, self.max_len, self.max_source)
+        sentence.id, sentence.streams = id, streams
         running.admit(sentence)
 
     def cancel(self, id: int) -> None:

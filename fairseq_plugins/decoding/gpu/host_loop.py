@@ -8,7 +8,7 @@ the length of drafts, whether long outputs or sources are split, and whether tok
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from itertools import product
 
@@ -54,28 +54,42 @@ class Scoring:
 
 @dataclass(eq=False)
 class Sentence:
-    """A sentence on the host; `emitted` and what follows are results."""
+    """A sentence on the host, with arguments as for `KernelModule.Sentence`; what is not of these are results."""
 
-    number: int  # among those of which the drafter knows
-    source: list[int]
+    source: Sequence[int]
+    _: KW_ONLY
     min_len: int
     max_len: int
+    unk_penalty: float = 0.0
+    temperature: float = 1.0
+    beam: int = 1
     prefix: Sequence[int] = ()
     drafts: Sequence[Sequence[int]] = ()
     noise_key: Sequence[int] = ()
-    # In a continuous batch: what names it, how it is scored, whether its iterations are events.
-    id: int = -1
-    scoring: Scoring = Scoring()
-    streams: bool = False
-    emitted: list[int] = field(default_factory=list)
-    drafted: int = 0
-    accepted: int = 0
-    length: int = 0
-    has_ended: bool = False
-    error: Exception | None = None  # why it has no output
-    output: tuple[Tensor, ...] = ()  # the results of its place (`results` of the search)
-    place: int = -1  # negative while it waits
-    reported: int = 0  # tokens that were in events
+    topk: int = 0
+    topp: float = 0.0
+    suppressed: Sequence[int] = ()
+    begin_suppressed: Sequence[int] = ()
+    needs_log_probs: bool = True
+    number: int = field(default=0, init=False)  # among those of which the drafter knows
+    # In a continuous batch: what names it, and whether its iterations are events.
+    id: int = field(default=-1, init=False)
+    streams: bool = field(default=False, init=False)
+    emitted: list[int] = field(default_factory=list, init=False)
+    drafted: int = field(default=0, init=False)
+    accepted: int = field(default=0, init=False)
+    length: int = field(default=0, init=False)
+    has_ended: bool = field(default=False, init=False)
+    error: Exception | None = field(default=None, init=False)  # why it has no output
+    output: tuple[Tensor, ...] = field(default=(), init=False)  # the results of its place (`results` of the search)
+    place: int = field(default=-1, init=False)  # negative while it waits
+    reported: int = field(default=0, init=False)  # tokens that were in events
+
+    @property
+    def scoring(self) -> Scoring:
+        """How it is scored."""
+        tokens = tuple(self.suppressed), tuple(self.begin_suppressed)
+        return Scoring(self.unk_penalty, self.temperature, self.topk, self.topp, len(self.noise_key) > 0, *tokens)
 
     def found(self) -> FoundOutput:
         """Return the output of greedy search."""
@@ -223,9 +237,10 @@ class HostLoop:
         taken = [(place, self.waiting.popleft()) for place, _ in zip(free, list(self.waiting), strict=False)]
         for place, sentence in taken:
             self.owners[place], sentence.place = sentence, place
-        if self.is_open:
-            self._begin_open(taken)
+        self._write_limits(taken)
         if self.drafter is not None:
+            if self.is_open:
+                self.begin_drafts(self.drafter, [owner for owner in self.owners if owner is not None])
             self.drafter.take_places(self.batch, [(place, sentence.number) for place, sentence in taken])
         most = self.search.encoder.most_tiles
         while taken:
@@ -236,8 +251,7 @@ class HostLoop:
             self._encode(part, count)
         self.spent["encode"] += time.perf_counter() - began
 
-    def _begin_open(self, taken: Sequence[tuple[int, Sentence]]) -> None:
-        """Begin sentences of a continuous batch: write their limits, and number them anew for the drafter."""
+    def _write_limits(self, taken: Sequence[tuple[int, Sentence]]) -> None:
         pad, unk, eos, first_token = self.symbols
         limits = [
             [pad, unk, eos, sentence.min_len, sentence.max_len, len(sentence.prefix), first_token, 0]
@@ -245,14 +259,16 @@ class HostLoop:
         ]
         places = from_host([place for place, _ in taken], self.device)
         self.batch.place_limits.index_copy_(0, places, from_host(limits, self.device, torch.int32))
-        if self.drafter is None:
-            return
-        active = [owner for owner in self.owners if owner is not None]
-        for number, sentence in enumerate(active):
+
+    def begin_drafts(self, drafter: Drafter, sentences: Sequence[Sentence]) -> None:
+        """Number sentences for the drafter, and choose the graphs: without a policy, the shortest that suffice."""
+        for number, sentence in enumerate(sentences):
             sentence.number = number
-        sources, max_len = [sentence.source for sentence in active], max(sentence.max_len for sentence in active)
-        drafts = [sentence.drafts for sentence in active]
-        self.choose_widths(self.drafter.begin_batch(sources, max_len, drafts), max_len)
+        max_len = max((sentence.max_len for sentence in sentences), default=0)
+        sources, drafts = [sentence.source for sentence in sentences], [sentence.drafts for sentence in sentences]
+        most = min(drafter.begin_batch(sources, max_len, drafts), max_len)
+        if self.policy is None:
+            self.used = [next((length for length in self.widths if length >= most), self.widths[-1])]
 
     def is_decoding(self) -> bool:
         """Return whether a sentence at a place has not ended."""
@@ -261,12 +277,6 @@ class HostLoop:
     def _is_free(self, place: int) -> bool:
         owner = self.owners[place]
         return owner is None or owner.has_ended
-
-    def choose_widths(self, most_drafted: int, max_len: int) -> None:
-        """Choose the graphs for drafts of a batch: without a policy, the shortest that suffice."""
-        if self.policy is None:
-            most = min(most_drafted, max_len)
-            self.used = [next((length for length in self.widths if length >= most), self.widths[-1])]
 
     def _encode(self, taken: Sequence[tuple[int, Sentence]], count: int) -> None:
         """Encode sentences at their places."""
@@ -362,7 +372,7 @@ class HostLoop:
                 self.owners[place] = None
 
 
-def _tiles(source: list[int]) -> int:
+def _tiles(source: Sequence[int]) -> int:
     return -(-len(source) // TILE)
 
 

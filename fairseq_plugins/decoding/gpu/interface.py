@@ -16,6 +16,7 @@ from fairseq_plugins.decoding.gpu.drafters.path import Path
 from fairseq_plugins.decoding.gpu.drafters.tokens import TokenDrafter as token_drafter
 from fairseq_plugins.decoding.gpu.drafters.trained import MaskWeights
 from fairseq_plugins.decoding.gpu.generator import Generator
+from fairseq_plugins.decoding.gpu.host_loop import Sentence
 from fairseq_plugins.decoding.gpu.kernels.constants import Activation, Lookup
 from fairseq_plugins.decoding.gpu.policy import Policy
 from fairseq_plugins.decoding.gpu.weights import Layer, Norm

@@ -44,12 +44,13 @@ class NativeBackend(KernelBackend):
         source = sample["net_input"]["src_tokens"]
         if self.encoder is not None:
             output = self.encoder.encode(sample)
-            encoded = more["encoded"] = output["encoder_out"][0].transpose(0, 1).contiguous()
-            if output.get("encoder_embedding"):
-                more["embedding"] = output["encoder_embedding"][0].contiguous()
+            encoded = output["encoder_out"][0].transpose(0, 1)
             source = _tokens_of(source, encoded)
             if output["encoder_padding_mask"]:
                 source = source.masked_fill(output["encoder_padding_mask"][0], pad)
+            more["encoded"] = encoded[source != pad]
+            if output.get("encoder_embedding"):
+                more["embedding"] = output["encoder_embedding"][0][source != pad]
         return source, more
 
 

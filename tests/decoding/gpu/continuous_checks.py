@@ -72,7 +72,7 @@ def same_as_alone(how: Options, model: nn.Module, drafter: nn.Module | None = No
     batch, native = opened(batch_of(how, GpuBackend, model, drafter)), batch_of(how, NativeBackend, model, drafter)
     events: list[tuple[int, Any]] = []
     for number, (sample, limits) in enumerate(wanted):
-        batch.admit(number, sample, limits, streams=number % 2 == 0)
+        batch.admit([number], sample, limits, streams=number % 2 == 0)
         if number % 3 == 2:
             events += until(batch, 1)
     ends = sum(isinstance(result, Decoded) for _, result in events)
@@ -107,20 +107,20 @@ def check_cancelling() -> None:
     batch = opened(batch_of(Options("greedy"), GpuBackend, make_transformer(TASK, 1, **SMALL)))
     endless = replace(LIMITS, min_len=MAX_LEN)
     for number in range(8):
-        batch.admit(number, sentence([5, 6]), endless, streams=True)
+        batch.admit([number], sentence([5, 6]), endless, streams=True)
     assert sum(batch.generator.load()) == 8
     for number in {*range(8)} - {1, 6}:
         batch.generator.cancel(number)
     batch.generator.cancel(99)
     events = until(batch, 2)
     assert {number for number, result in events if isinstance(result, Decoded)} == {1, 6}
-    batch.admit(9, sentence([5, 6]), endless)
+    batch.admit([9], sentence([5, 6]), endless)
     [(number, _)] = until(batch, 1)
     assert number == 9 and batch.generator.load() == (0, 0)
     batch.generator.close()
     batch.generator.close()
     with pytest.raises(ValueError, match="closed"):
-        batch.admit(10, sentence([5]), endless)
+        batch.admit([10], sentence([5]), endless)
 
 
 def check_sampling() -> None:
@@ -129,14 +129,14 @@ def check_sampling() -> None:
     how = Options("greedy")
     batch, native = opened(batch_of(how, GpuBackend, model)), batch_of(how, NativeBackend, model)
     sample, hot = sentence([5, 6, 7]), Sampling(topk=0, topp=0.0, temperature=2.0)
-    batch.admit(0, sample, LIMITS)
-    batch.admit(1, sample, LIMITS, sampling=hot, noise_key=keys[1].tolist())
-    batch.admit(2, sample, LIMITS, sampling=replace(hot, topk=3), noise_key=keys[0].tolist())
+    batch.admit([0], sample, LIMITS)
+    batch.admit([1], {**sample, "noise_keys": keys[1:]}, LIMITS, sampling=hot)
+    batch.admit([2], {**sample, "noise_keys": keys[:1]}, LIMITS, sampling=replace(hot, topk=3))
     results = dict(until(batch, 3))
     batch.generator.close()
     outputs = [results[number].outputs[0][0].tokens.tolist() for number in range(3)]
     for number, (sampling, key) in enumerate(((None, None), (hot, keys[1]), (replace(hot, topk=3), keys[0]))):
-        native.sampling, native.temperature = sampling, 1.0 if sampling is None else sampling.temperature
+        native.sampling = sampling or Sampling()
         given = sample if key is None else {**sample, "noise_keys": key[None]}
         assert outputs[number] == native.decode(given, LIMITS, EOS).outputs[0][0].tokens.tolist(), number
     assert outputs[0] != outputs[1]
@@ -148,7 +148,7 @@ def check_errors() -> None:
     model.encoder.embed_tokens.weight.data[13] = torch.nan
     batch = opened(batch_of(Options("greedy"), GpuBackend, model))
     for number, tokens in enumerate(([5, 6], [5, 13], [7])):
-        batch.admit(number, sentence(tokens), LIMITS)
+        batch.admit([number], sentence(tokens), LIMITS)
     results = dict(until(batch, 3))
     assert isinstance(results[1], RuntimeError) and "not numbers" in str(results[1])
     assert isinstance(results[0], Decoded) and isinstance(results[2], Decoded)
@@ -160,7 +160,7 @@ def check_errors() -> None:
         ([], {"prefix": torch.tensor([[99]])}, "prefix"),
     ):
         with pytest.raises(ValueError, match=message):
-            batch.admit(5, sentence(tokens), replace(LIMITS, **changes))
+            batch.admit([5], sentence(tokens), replace(LIMITS, **changes))
     batch.generator.close()
     with pytest.raises(Unsupported, match="same beam"):
         opened(batch_of(Options("fast-beam"), GpuBackend, model))

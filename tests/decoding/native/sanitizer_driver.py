@@ -166,16 +166,15 @@ _makes = (batches.greedy, batches.beams, batches.trained, batches.heads, reads_f
 
 
 def wrong_drafts(choose: random.Random) -> str:
-    """Drafts for another batch, or with ids outside the dictionary, are refused."""
+    """Drafts with ids outside the dictionary are refused."""
     call = _call(batches.copies)
     made = call.made()
-    arguments = {name: value for name, value in call.batch.items() if name != "source"}
-    sentences = choose.choice([len(call.batch["source"]), choose.randint(0, 6)])
+    symbols = {name: call.batch[name] for name in batches.SYMBOLS}
     known = [5, 6, batches.EOS] * 20
     ids = known if choose.random() < 0.5 else [*known, _odd(choose)]
-    drafts = [[choose.choices(ids, k=choose.randint(0, 40)) for _ in range(3)] for _ in range(sentences)]
+    drafts = [[choose.choices(ids, k=choose.randint(0, 40)) for _ in range(3)] for _ in range(choose.randint(0, 6))]
     try:
-        made.begin(call.batch["source"], **{**arguments, "drafts": drafts})
+        made.begin([MODULE.Sentence([5, 6], min_len=1, max_len=12, drafts=given) for given in drafts], **symbols)
     except (ValueError, TypeError) as error:
         return f"drafts: {type(error).__name__}"
     made.run()
@@ -264,10 +263,10 @@ def too_small_weight() -> None:
 
 
 def too_small_source() -> None:
-    """Read a source that has a tenth of its tokens."""
+    """Read encoded sources that have a tenth of their numbers."""
     call = batches.greedy()
-    call.batch["source"] = _claimed(np.full(64, 5), 20, 32)
-    call.run()
+    call.batch["source"] = torch.full((20, 32), 5)
+    call.encoded(encoded=_claimed(np.zeros(64 * 16, np.float32), 640, 16), embedding=None).run()
 
 
 def unaligned_weight() -> None:

@@ -77,15 +77,8 @@ def alone(call: Call, wanted: dict[str, Any]) -> Any:
     """Decode a sentence in a batch of its own."""
     parts = {**call.parts, "beam": wanted["beam"] if call.parts["beam"] else 0}
     made = kernels().Generator(**parts)
-    names = ("min_len", "max_len", "unk_penalty", "temperature", "topk", "topp", "needs_log_probs")
-    made.begin(
-        torch.tensor([wanted["source"]]),
-        **SHARED,
-        **{name: wanted[name] for name in names},
-        prefix=torch.tensor([wanted["prefix"]]) if wanted["prefix"] else None,
-        drafts=[wanted["drafts"]],
-        noise_keys=torch.tensor([wanted["noise_key"]]) if wanted["noise_key"] else None,
-    )
+    prefix = wanted["prefix"][: wanted["max_len"]]
+    made.begin([kernels().Sentence(**{**wanted, "prefix": prefix})], **SHARED)
     if call.parts["beam"]:
         return without_arrays(made.run_beams()[0])  # of the only sentence
     drafts, has_ended = [], False
@@ -116,7 +109,7 @@ def opened(call: Call, threads: int = 2, max_sentences: int = 6, max_source: int
 
 
 def admit(made: Any, number: int, wanted: dict[str, Any], streams: bool = False) -> None:
-    made.admit(number, **wanted, streams=streams)
+    made.admit(number, kernels().Sentence(**wanted), streams=streams)
 
 
 def events_until(made: Any, count: int, seconds: float = 60) -> list[tuple]:

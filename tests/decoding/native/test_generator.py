@@ -17,6 +17,7 @@ from tests.strategies import DETERMINISTIC, example_count
 from tests.support import Options, fairseq_beam, fairseq_greedy, make_drafter, make_sample, make_task, make_transformer
 
 VOCABULARY, PAD, EOS, UNK = 30, 1, 2, 3
+SYMBOLS = ("pad", "unk", "eos", "first_token")
 FAR = [-1, -(2**40), 2**40, 2**62]
 
 
@@ -25,13 +26,14 @@ class Call:
 
     Attributes:
         parts: constructor arguments of the generator.
-        batch: arguments of `begin`.
+        batch: its sources and prefixes as tensors, other arguments of `Sentence`, and those of `begin`.
     """
 
     def __init__(self, how: Options, models: list | None = None, drafter: Any = None, beam: int = 1) -> None:
         self.task = make_task(VOCABULARY)
         self.models = models or [make_transformer(self.task, 1)]
         self.parts: dict[str, Any] = {}
+        self.beam = beam if how.spec.searches_beams else 1
         module = kernels()
         real = module.Generator
 
@@ -50,18 +52,32 @@ class Call:
 
     def encoded(self, **changes: Any) -> "Call":
         """Return a call with sources encoded by PyTorch and changed by a function."""
-        sources = (3, 10, 16)
-        arrays = {"encoded": torch.zeros(sources), "embedding": torch.zeros(sources)}
+        rows = int((self.batch["source"] != PAD).sum())
+        arrays = {"encoded": torch.zeros(rows, 16), "embedding": torch.zeros(rows, 16)}
         self.batch |= {**arrays, **changes}
         return self
 
     def made(self) -> Any:
         return kernels().Generator(**self.parts)
 
+    def begin(self, made: Any) -> None:
+        """Begin the batch."""
+        limits = dict(self.batch)
+        named = {name: limits.pop(name) for name in (*SYMBOLS, "encoded", "embedding") if name in limits}
+        source, prefix = limits.pop("source").tolist(), limits.pop("prefix", None)
+        prefixes = [[]] * len(source) if prefix is None else prefix.tolist()
+        made.begin(
+            [
+                kernels().Sentence([token for token in row if token != PAD], prefix=forced, beam=self.beam, **limits)
+                for row, forced in zip(source, prefixes, strict=True)
+            ],
+            **named,
+        )
+
     def run(self) -> list[list[int]]:
         """Return the outputs."""
         made = self.made()
-        made.begin(self.batch["source"], **{name: value for name, value in self.batch.items() if name != "source"})
+        self.begin(made)
         if self.parts["beam"]:
             return [hypotheses[0][0].tolist() for hypotheses, _ in made.run_beams()]
         made.run()
@@ -181,10 +197,8 @@ BATCH_FLAWS: list[tuple[dict[str, Any], str]] = [
     ({"max_len": -1}, "the lengths are not possible"),
     ({"max_len": 2**62}, "the lengths are not possible"),
     ({"min_len": 5, "max_len": 2**30}, "the lengths are not possible"),
-    ({"prefix": torch.full((2, 3), 5)}, "the number of prefixes differs"),
     *[({"prefix": changed(torch.full((3, 3), 5), token)}, "a prefix is outside") for token in (30, *FAR)],
     ({"source": torch.full((3, 4), PAD)}, "a source has no token"),
-    ({"source": torch.ones(3, 0)}, "a source has no token"),
     ({"suppressed": [7, 5]}, "in ascending order"),
     ({"begin_suppressed": [7, 5]}, "in ascending order"),
 ]
@@ -209,13 +223,12 @@ def test_sources_outside_of_the_vocabulary(make: Callable[[], Call], token: int)
 
 
 ENCODED_FLAWS: list[tuple[dict[str, Any], str]] = [
-    ({"encoded": torch.zeros(3, 10, 12), "embedding": None}, "encoded sources of another width"),
-    ({"encoded": torch.zeros(2, 10, 16)}, "another size"),
-    ({"encoded": torch.zeros(3, 9, 16)}, "another size"),
-    ({"embedding": torch.zeros(3, 9, 16)}, "another size"),
+    ({"encoded": torch.zeros(17, 12), "embedding": None}, "encoded sources of another width"),
+    ({"encoded": torch.zeros(16, 16)}, "another size"),
+    ({"embedding": torch.zeros(16, 16)}, "another size"),
     ({"source": torch.full((3, 10), PAD)}, "a source has no token"),
-    ({"encoded": torch.zeros(10, 16)}, "incompatible"),
-    ({"encoded": torch.zeros(3, 10, 16, device="meta")}, "incompatible"),
+    ({"encoded": torch.zeros(1, 17, 16)}, "incompatible"),
+    ({"encoded": torch.zeros(17, 16, device="meta")}, "incompatible"),
 ]
 
 
@@ -244,21 +257,21 @@ def test_no_sentences(make: Callable[[], Call]) -> None:
 def test_a_batch_has_to_begin(make: Callable[[], Call]) -> None:
     """`run` needs a `begin`, also after a refused batch."""
     call = make()
-    made = call.made()
-    batch = {name: value for name, value in call.batch.items() if name != "source"}
+    made, broken = call.made(), make()
+    broken.batch["source"] = torch.full((9, 4), 99)
     run, other = (made.run_beams, made.run) if call.parts["beam"] else (made.run, made.run_beams)
     for step in (run, other):
         with pytest.raises(ValueError, match="has begun"):
             step()
-    made.begin(call.batch["source"], **batch)
+    call.begin(made)
     with pytest.raises(ValueError, match="has begun"):
         other()
     run()
     with pytest.raises(ValueError, match="a source token is outside"):
-        made.begin(torch.full((9, 4), 99), **batch)
+        broken.begin(made)
     with pytest.raises(ValueError, match="has begun"):
         run()
-    made.begin(call.batch["source"], **batch)
+    call.begin(made)
     run()
 
 

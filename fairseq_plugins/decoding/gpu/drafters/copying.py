@@ -43,15 +43,11 @@ class CopyDrafter(Drafter):
             self.counts = torch.zeros(sizes.places, dtype=torch.int32, device=device)
 
     def begin_batch(self, sources: Sequence[Sequence[int]], max_len: int, drafts: GivenDrafts) -> int:
-        """Begin a batch; raise ValueError if the given drafts are not those of its sentences."""
         longest = max(map(len, sources), default=1)
         if self.lookup == Lookup.RECENT:
             longest = max(longest, max_len)
         if self.lookup == Lookup.NEAREST:
-            # Without given drafts, the sources are copied.
-            self.texts = drafts or [[source] for source in sources]
-            if len(self.texts) != len(sources):
-                raise ValueError("the number of drafts differs from that of the sentences")
+            self.texts = drafts
             longest = max((len(text) for texts in self.texts for text in texts), default=1)
         return min(self.width, longest)
 

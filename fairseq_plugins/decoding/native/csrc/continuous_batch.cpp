@@ -43,7 +43,6 @@ ContinuousBatch::ContinuousBatch(const Transformer& encoder, GreedySearch& greed
     const int64_t count = per_thread * options.threads;
     batch.is_open = true;
     batch.limits.max_len = options.max_len;
-    batch.limits.prefix_width = 0;
     batch.limits.of_sentences.assign(count, {});
     batch.sources.reserve(count, options.max_source, encoder.width);
     batch.drafts.assign(count, {});
@@ -61,28 +60,9 @@ ContinuousBatch::ContinuousBatch(const Transformer& encoder, GreedySearch& greed
 }
 
 void ContinuousBatch::admit(Request request) {
-    const auto check = [](bool holds, const char* what) {
-        if (!holds) throw std::invalid_argument(what);
-    };
-    const SentenceLimits& limits = request.limits;
-    const auto is_known = [&](int64_t token) { return 0 <= token && token < batch.limits.vocabulary; };
-    check(0 <= limits.max_len && limits.max_len <= options.max_len && limits.min_len <= limits.max_len,
-          "the lengths are not possible");
-    check(limits.temperature > 0, "the temperature is not possible");
-    check(1 <= limits.beam && (!beam || limits.beam <= beam->max_beam), "the beam is wider than that of the batch");
-    check(static_cast<int64_t>(limits.prefix.size()) <= options.max_len, "a prefix is too long");
-    check(std::all_of(limits.prefix.begin(), limits.prefix.end(), is_known), "a prefix is outside of the vocabulary");
-    for (const auto& draft : request.drafts) {
-        check(std::all_of(draft.begin(), draft.end(), is_known), "a token of a draft is outside of the vocabulary");
-    }
-    check(!request.source.empty() && static_cast<int64_t>(request.source.size()) <= options.max_source,
-          "a source has no token, or more than there is room for");
-    for (const int64_t token : request.source) {
-        check(0 <= token && token < encoder.embedding.size, "a source token is outside of the vocabulary");
-    }
     {
         std::lock_guard<std::mutex> lock(mutex);
-        check(!is_closed, "the batch is closed");
+        if (is_closed) throw std::invalid_argument("the batch is closed");
         waiting.push_back(std::move(request));
     }
     has_work.notify_one();

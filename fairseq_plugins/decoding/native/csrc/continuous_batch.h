@@ -61,7 +61,8 @@ public:
     // Closes the batch; sentences that have not ended are dropped.
     ~ContinuousBatch() { close(); }
 
-    // Adds a sentence, which waits until there is room. Throws std::invalid_argument if it does not fit the batch.
+    // Adds a sentence that fits the batch, which waits until there is room. Throws std::invalid_argument once the batch
+    // is closed.
     void admit(Request request);
 
     // Drops a sentence. It has no more events, except those already reported.
@@ -75,6 +76,8 @@ public:
 
     // Stops the threads after their current iteration. May be called several times.
     void close();
+
+    const OpenOptions options;
 
 private:
     // A sentence in a slot.
@@ -98,7 +101,6 @@ private:
     BeamSearch* const beam;
     Batch& batch;
     const RunOptions run_options;
-    const OpenOptions options;
     std::vector<std::vector<Hypothesis>> hypotheses;  // [slots]
     std::vector<int64_t> steps;                       // [slots]
 

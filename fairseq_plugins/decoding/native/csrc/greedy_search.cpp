@@ -32,7 +32,7 @@ void GreedySearch::begin(Batch& batch) {
     if (drafter) drafter->begin_batch(batch);
     seconds[PREPARE] += seconds_now() - began;
     const int64_t width = drafter ? drafter->max_width(batch) : 0;
-    verifier.begin(batch.sources, batch.columns + std::max(width, batch.limits.prefix_width) + 1);
+    verifier.begin(batch.sources, batch.columns + width + 1);
 }
 
 int64_t GreedySearch::micro_batch_size(const Batch& batch, const RunOptions& options) const {

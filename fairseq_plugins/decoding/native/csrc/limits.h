@@ -25,7 +25,7 @@ struct SentenceLimits {
 
 struct Limits {
     int64_t vocabulary = 0, pad = 0, unk = 0, eos = 0;
-    int64_t max_len = 0, prefix_width = 0;     // the largest of any sentence
+    int64_t max_len = 0;                       // the largest of any sentence
     std::vector<SentenceLimits> of_sentences;  // [B]
 
     const SentenceLimits& of(int64_t sentence) const { return of_sentences[sentence]; }

@@ -7,28 +7,18 @@
 
 namespace spec_dec {
 
-void Sources::read(const int64_t* source, int64_t sentences, int64_t width, int64_t pad, int64_t dim,
-                   const float* given, const float* given_embedding) {
+void Sources::clear() {
     begins.assign(1, 0);
     lengths.clear();
     longest = 0;
     tokens.clear();
-    encoded.clear();
-    embedding.clear();
-    for (int64_t b = 0; b < sentences; ++b) {
-        for (int64_t i = b * width; i < (b + 1) * width; ++i) {
-            if (source[i] == pad) continue;
-            tokens.push_back(source[i]);
-            if (given) encoded.insert(encoded.end(), given + i * dim, given + (i + 1) * dim);
-            if (given_embedding) {
-                embedding.insert(embedding.end(), given_embedding + i * dim, given_embedding + (i + 1) * dim);
-            }
-        }
-        if (static_cast<int64_t>(tokens.size()) == begins.back()) throw std::invalid_argument("a source has no token");
-        lengths.push_back(static_cast<int64_t>(tokens.size()) - begins.back());
-        longest = std::max(longest, lengths.back());
-        begins.push_back(tokens.size());
-    }
+}
+
+void Sources::add(const std::vector<int64_t>& source) {
+    tokens.insert(tokens.end(), source.begin(), source.end());
+    lengths.push_back(source.size());
+    longest = std::max(longest, lengths.back());
+    begins.push_back(tokens.size());
 }
 
 void Sources::reserve(int64_t sentences, int64_t capacity, int64_t dim) {
@@ -56,11 +46,7 @@ void Sources::begin_encoding(const Transformer& encoder) {
 }
 
 void Sources::check(const Transformer& encoder, int64_t number) const {
-    for (int64_t row = begins[number]; row < begins[number] + lengths[number]; ++row) {
-        if (tokens[row] < 0 || tokens[row] >= encoder.embedding.size) {
-            throw std::invalid_argument("a source token is outside of the vocabulary");
-        }
-    }
+    encoder.check_tokens(sentence(number), length(number));
 }
 
 bool Sources::are_equal(int64_t number, int64_t other) const {

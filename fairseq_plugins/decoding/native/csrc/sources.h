@@ -29,11 +29,11 @@ struct Sources {
     // Returns the number of tokens of sentences.
     int64_t rows(const std::vector<int64_t>& numbers) const;
 
-    // Copies the tokens [sentences][width] that are not `pad`. Throws std::invalid_argument for an empty sentence.
-    //
-    // given, given_embedding: [sentences][width][dim], output and embeddings of an encoder outside of the kernels.
-    void read(const int64_t* source, int64_t sentences, int64_t width, int64_t pad, int64_t dim = 0,
-              const float* given = nullptr, const float* given_embedding = nullptr);
+    // Removes all sentences.
+    void clear();
+
+    // Adds a sentence after the others.
+    void add(const std::vector<int64_t>& source);
 
     // Makes room for sentences of up to `capacity` tokens that are set later. dim: of an encoder's output.
     void reserve(int64_t sentences, int64_t capacity, int64_t dim);

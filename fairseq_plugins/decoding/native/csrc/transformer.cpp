@@ -58,6 +58,12 @@ void Transformer::check() const {
     if (screen) check_size(screen, width, projection ? projection->outputs : 0, "screen");
 }
 
+void Transformer::check_tokens(const int64_t* tokens, int64_t count) const {
+    for (const int64_t* token = tokens; token < tokens + count; ++token) {
+        require(0 <= *token && *token < embedding.size, "a source token is outside of the vocabulary");
+    }
+}
+
 void Transformer::embed(int64_t token, float* x) const {
     if (embedding.scales) {
         const int8_t* from = static_cast<const int8_t*>(embedding.numbers) + token * width;

@@ -65,6 +65,9 @@ public:
     // Throws std::invalid_argument if the shapes of two parts do not match.
     void check() const;
 
+    // Throws std::invalid_argument for a source token outside of the vocabulary.
+    void check_tokens(const int64_t* tokens, int64_t count) const;
+
     // Writes the embedding of a token to x[width].
     void embed(int64_t token, float* x) const;
 

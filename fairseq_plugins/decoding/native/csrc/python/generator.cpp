@@ -19,7 +19,6 @@ constexpr int NARROW = 256;
 constexpr int64_t ROWS_IF_NARROW = 24, ROWS = 128;
 
 using Head = std::pair<SharedLinear, SharedLinear>;
-using GivenDrafts = std::vector<std::vector<std::vector<int64_t>>>;  // of each sentence, as token ids
 
 // A method with its models. Its memory is reused for each batch.
 class Generator {
@@ -45,74 +44,38 @@ public:
         };
     }
 
-    // Begins a batch: encodes its sources, unless `encoded` is given.
-    void begin(const Array<int64_t, 2>& source, int64_t pad, int64_t unk, int64_t eos, int64_t first_token,
-               int64_t min_len, int64_t max_len, float unk_penalty, float temperature, const Maybe<int64_t, 2>& prefix,
-               GivenDrafts drafts, const Maybe<float, 3>& encoded, const Maybe<float, 3>& embedding,
-               const Maybe<int64_t, 2>& noise_keys, int64_t topk, float topp, const std::vector<int64_t>& suppressed,
-               const std::vector<int64_t>& begin_suppressed, bool needs_log_probs) {
-        const auto sentences = static_cast<int64_t>(source.shape(0)), width = static_cast<int64_t>(source.shape(1));
-        Limits& limits = batch.limits;
+    // Begins a batch: encodes its sources, unless `encoded` [rows, D] is given, of all source tokens one after the
+    // other.
+    void begin(std::vector<Request> sentences, int64_t pad, int64_t unk, int64_t eos, int64_t first_token,
+               const Maybe<float, 2>& encoded, const Maybe<float, 2>& embedding) {
+        int64_t max_len = 0;
+        for (const Request& sentence : sentences) max_len = std::max(max_len, sentence.limits.max_len);
         set_limits(pad, unk, eos, first_token, max_len);
-        require(min_len <= max_len, "the lengths are not possible");
-        limits.of_sentences.assign(sentences, {min_len,
-                                               max_len,
-                                               unk_penalty,
-                                               temperature,
-                                               beam,
-                                               {},
-                                               {},
-                                               topk,
-                                               topp,
-                                               suppressed,
-                                               begin_suppressed,
-                                               needs_log_probs});
-        check_suppressed(suppressed, begin_suppressed);
-        require(drafts.empty() || static_cast<int64_t>(drafts.size()) == sentences,
-                "the number of drafts differs from that of the sentences");
-        for (const auto& of_sentence : drafts) {
-            for (const auto& draft : of_sentence) {
-                for (const int64_t token : draft)
-                    require(0 <= token && token < limits.vocabulary, "a token of a draft is outside of the vocabulary");
-            }
-        }
-        batch.drafts = std::move(drafts);
-        if (prefix) {
-            require(static_cast<int64_t>(prefix->shape(0)) == sentences,
-                    "the number of prefixes differs from that of the sentences");
-            limits.prefix_width = static_cast<int64_t>(prefix->shape(1));
-            for (int64_t b = 0; b < sentences; ++b) {
-                const int64_t* own = prefix->data() + b * limits.prefix_width;
-                limits.of_sentences[b].prefix.assign(own, own + limits.prefix_width);
-                for (const int64_t token : limits.of_sentences[b].prefix)
-                    require(0 <= token && token < limits.vocabulary, "a prefix is outside of the vocabulary");
-            }
-        }
-        if (noise_keys) {
-            require(static_cast<int64_t>(noise_keys->shape(0)) == sentences && noise_keys->shape(1) == 4,
-                    "the number of keys of the noise differs from that of the sentences");
-            for (int64_t b = 0; b < sentences; ++b) {
-                const int64_t* key = noise_keys->data() + 4 * b;
-                limits.of_sentences[b].noise_key.assign(key, key + 4);
-            }
+        batch.sources.clear();
+        batch.drafts.clear();
+        for (Request& sentence : sentences) {
+            check(sentence, max_len);
+            batch.sources.add(sentence.source);
+            batch.limits.of_sentences.push_back(std::move(sentence.limits));
+            batch.drafts.push_back(std::move(sentence.drafts));
         }
         const nb::gil_scoped_release release;
         const double began = seconds_now();
+        const int64_t count = batch.sentences(), rows = batch.sources.rows();
         if (encoded) {
-            const auto dim = static_cast<int64_t>(encoded->shape(2));
-            require(dim == verifier->layers[0].cross_key_value->inputs, "encoded sources of another width");
-            require(encoded->shape(0) == source.shape(0) && encoded->shape(1) == source.shape(1) &&
-                        (!embedding || embedding->size() == encoded->size()),
-                    "encoded sources of another size");
-            batch.sources.read(source.data(), sentences, width, pad, dim, encoded->data(),
-                               embedding ? embedding->data() : nullptr);
+            require(static_cast<int>(encoded->shape(1)) == verifier->layers[0].cross_key_value->inputs,
+                    "encoded sources of another width");
+            require(
+                static_cast<int64_t>(encoded->shape(0)) == rows && (!embedding || embedding->size() == encoded->size()),
+                "encoded sources of another size");
+            batch.sources.encoded.assign(encoded->data(), encoded->data() + encoded->size());
+            batch.sources.embedding.clear();
+            if (embedding) batch.sources.embedding.assign(embedding->data(), embedding->data() + embedding->size());
         } else {
             require(encoder != nullptr, "a generator without encoder needs encoded sources");
-            batch.sources.read(source.data(), sentences, width, pad);
             batch.sources.begin_encoding(*encoder);
-            const int64_t multiply_adds =
-                batch.sources.rows() / std::max<int64_t>(sentences, 1) * encoder->multiply_adds();
-            threads::parallel_for(sentences, multiply_adds, [&](int64_t first, int64_t last) {
+            const int64_t multiply_adds = rows / std::max<int64_t>(count, 1) * encoder->multiply_adds();
+            threads::parallel_for(count, multiply_adds, [&](int64_t first, int64_t last) {
                 std::vector<int64_t> numbers(last - first);
                 std::iota(numbers.begin(), numbers.end(), first);
                 batch.sources.encode(*encoder, numbers);
@@ -192,20 +155,11 @@ public:
                                                     OpenOptions{threads, max_sentences, max_source, max_len});
     }
 
-    void admit(int64_t id, std::vector<int64_t> source, int64_t min_len, int64_t max_len, float unk_penalty,
-               float temperature, int64_t sentence_beam, std::vector<int64_t> prefix,
-               std::vector<std::vector<int64_t>> drafts, bool streams, std::vector<int64_t> noise_key, int64_t topk,
-               float topp, std::vector<int64_t> suppressed, std::vector<int64_t> begin_suppressed,
-               bool needs_log_probs) {
-        check_suppressed(suppressed, begin_suppressed);
-        require(noise_key.empty() || noise_key.size() == 4, "a key of the noise has four numbers");
-        opened().admit(
-            {id,
-             std::move(source),
-             {min_len, max_len, unk_penalty, temperature, sentence_beam, std::move(prefix), std::move(noise_key), topk,
-              topp, std::move(suppressed), std::move(begin_suppressed), needs_log_probs},
-             std::move(drafts),
-             streams});
+    void admit(int64_t id, Request sentence, bool streams) {
+        check(sentence, opened().options.max_len, opened().options.max_source);
+        sentence.id = id;
+        sentence.streams = streams;
+        opened().admit(std::move(sentence));
     }
 
     void cancel(int64_t id) { opened().cancel(id); }
@@ -290,10 +244,25 @@ private:
         is_ready = false;
     }
 
-    static void check_suppressed(const std::vector<int64_t>& suppressed, const std::vector<int64_t>& begin_suppressed) {
-        for (const auto* tokens : {&suppressed, &begin_suppressed}) {
-            require(std::is_sorted(tokens->begin(), tokens->end()), "suppressed tokens are in ascending order");
+    // Throws std::invalid_argument for a sentence that does not fit the batch.
+    void check(const Request& sentence, int64_t max_len, int64_t max_source = INT64_MAX) const {
+        const SentenceLimits& limits = sentence.limits;
+        const auto is_known = [&](int64_t token) { return 0 <= token && token < batch.limits.vocabulary; };
+        require(0 <= limits.max_len && limits.max_len <= max_len && limits.min_len <= limits.max_len,
+                "the lengths are not possible");
+        require(limits.temperature > 0, "the temperature is not possible");
+        require(1 <= limits.beam && limits.beam <= std::max<int64_t>(beam, 1),
+                "the beam is wider than that of the batch");
+        require(static_cast<int64_t>(limits.prefix.size()) <= max_len, "a prefix is too long");
+        require(std::all_of(limits.prefix.begin(), limits.prefix.end(), is_known),
+                "a prefix is outside of the vocabulary");
+        for (const auto& draft : sentence.drafts) {
+            require(std::all_of(draft.begin(), draft.end(), is_known),
+                    "a token of a draft is outside of the vocabulary");
         }
+        require(!sentence.source.empty() && static_cast<int64_t>(sentence.source.size()) <= max_source,
+                "a source has no token, or more than there is room for");
+        if (encoder) encoder->check_tokens(sentence.source.data(), sentence.source.size());
     }
 
     void check_head(const SharedLinear& expand, const SharedLinear& shrink) const {
@@ -321,26 +290,39 @@ private:
 
 void bind_generator(nb::module_& m) {
     nb::exception<std::domain_error>(m, "EosForbidden", PyExc_ValueError);
+    using Tokens = std::vector<int64_t>;
+    nb::class_<Request>(m, "Sentence")
+        .def(
+            "__init__",
+            [](Request* self, Tokens source, int64_t min_len, int64_t max_len, float unk_penalty, float temperature,
+               int64_t beam, Tokens prefix, std::vector<Tokens> drafts, Tokens noise_key, int64_t topk, float topp,
+               Tokens suppressed, Tokens begin_suppressed, bool needs_log_probs) {
+                require(noise_key.empty() || noise_key.size() == 4, "a key of the noise has four numbers");
+                for (const Tokens* tokens : {&suppressed, &begin_suppressed}) {
+                    require(std::is_sorted(tokens->begin(), tokens->end()), "suppressed tokens are in ascending order");
+                }
+                const SentenceLimits limits{min_len, max_len,    unk_penalty,      temperature,
+                                            beam,    prefix,     noise_key,        topk,
+                                            topp,    suppressed, begin_suppressed, needs_log_probs};
+                new (self) Request{0, std::move(source), limits, std::move(drafts), false};
+            },
+            "source"_a, nb::kw_only(), "min_len"_a, "max_len"_a, "unk_penalty"_a = 0, "temperature"_a = 1, "beam"_a = 1,
+            "prefix"_a = Tokens(), "drafts"_a = std::vector<Tokens>(), "noise_key"_a = Tokens(), "topk"_a = 0,
+            "topp"_a = 0, "suppressed"_a = Tokens(), "begin_suppressed"_a = Tokens(), "needs_log_probs"_a = true);
     nb::class_<Generator>(m, "Generator")
         .def(nb::init<std::shared_ptr<Transformer>, std::shared_ptr<Transformer>, std::shared_ptr<Drafter>,
                       std::shared_ptr<const Acceptance>, std::shared_ptr<Policy>, std::optional<Head>, int64_t>(),
              nb::kw_only(), "encoder"_a.none(), "verifier"_a, "drafter"_a = nb::none(), "acceptance"_a = nb::none(),
              "policy"_a = nb::none(), "head"_a = nb::none(), "beam"_a = 0)
-        .def("begin", &Generator::begin, "source"_a, nb::kw_only(), "pad"_a, "unk"_a, "eos"_a, "first_token"_a,
-             "min_len"_a, "max_len"_a, "unk_penalty"_a, "temperature"_a, "prefix"_a = nb::none(),
-             "drafts"_a = GivenDrafts(), "encoded"_a = nb::none(), "embedding"_a = nb::none(),
-             "noise_keys"_a = nb::none(), "topk"_a = 0, "topp"_a = 0, "suppressed"_a = std::vector<int64_t>(),
-             "begin_suppressed"_a = std::vector<int64_t>(), "needs_log_probs"_a = true)
+        .def("begin", &Generator::begin, "sentences"_a, nb::kw_only(), "pad"_a, "unk"_a, "eos"_a, "first_token"_a,
+             "encoded"_a = nb::none(), "embedding"_a = nb::none())
         .def("run", &Generator::run, "iterations"_a = -1)
         .def("outputs", &Generator::outputs)
         .def("last_iteration", &Generator::last_iteration)
         .def("run_beams", &Generator::run_beams)
         .def("open", &Generator::open, nb::kw_only(), "pad"_a, "unk"_a, "eos"_a, "first_token"_a, "threads"_a,
              "max_sentences"_a, "max_source"_a, "max_len"_a)
-        .def("admit", &Generator::admit, "id"_a, "source"_a, nb::kw_only(), "min_len"_a, "max_len"_a, "unk_penalty"_a,
-             "temperature"_a, "beam"_a, "prefix"_a, "drafts"_a, "streams"_a, "noise_key"_a = std::vector<int64_t>(),
-             "topk"_a = 0, "topp"_a = 0, "suppressed"_a = std::vector<int64_t>(),
-             "begin_suppressed"_a = std::vector<int64_t>(), "needs_log_probs"_a = true)
+        .def("admit", &Generator::admit, "id"_a, "sentence"_a, "streams"_a)
         .def("cancel", &Generator::cancel, "id"_a)
         .def("load", &Generator::load)
         .def("take", &Generator::take, "seconds"_a)
