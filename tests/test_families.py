@@ -10,7 +10,7 @@ from fairseq_plugins.errors import ConfigurationError
 from tests.families import FAMILIES, MAX_LEN, PAGE, generate, table
 from tests.options_page import marked
 
-SIZES = (1, 7, 16)
+SIZES = (1, 7)
 # Decoders that also run without the compiled kernels.
 REFERENCE_TOO = ("greedy", "gad", "fast-beam")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of hydra and numpy, caused by fairseq

@@ -22,7 +22,7 @@ def sizes(whole: int, count: int) -> list[int]:
 def test_truncated_at_any_byte(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = corpus.drafter.read_bytes()
     file, output = tmp_path / "truncated.pt", tmp_path / "mean.pt"
-    for size in sizes(len(content), 50):
+    for size in sizes(len(content), 20):
         file.write_bytes(content[:size])
         with pytest.raises(ConfigurationError) as raised:
             read_checkpoint(str(file), "--drafter-path")
