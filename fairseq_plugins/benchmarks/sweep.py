@@ -4,7 +4,7 @@
         --taus 0,1,2,3 --output FOLDER
 
 Takes all options of fairseq-generate. Prints a table of all settings and recommends two of them. An interrupted sweep
-resumes: finished settings are in FOLDER/cells.jsonl.
+resumes: finished settings are in FOLDER/cells.jsonl.partial.
 """
 
 import argparse
@@ -22,12 +22,12 @@ from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import Contender
 from fairseq_plugins.benchmarks.setting import reset_decoder
 from fairseq_plugins.benchmarks.sweep_cells import GREEDY, Cell, CellResult, CellResults, grid
-from fairseq_plugins.benchmarks.sweep_journal import Journal, circumstances, sole_use
+from fairseq_plugins.benchmarks.sweep_journal import Journal, circumstances
 from fairseq_plugins.benchmarks.sweep_tables import as_json, markdown
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.cli import CommandParser, not_negative, positive, positive_list, run_command
 from fairseq_plugins.shared.display import progress_bar
-from fairseq_plugins.shared.files import write_atomically
+from fairseq_plugins.shared.files import check_folder, write_atomically
 from fairseq_plugins.shared.machine import machine
 from fairseq_plugins.shared.parsing import as_config, check_paths, generation_parser, parse_arguments
 
@@ -86,7 +86,7 @@ def get_parser() -> CommandParser:
     add("--top-betas", type=positive_list, default=[1, 3, 5], metavar="B,B", help=betas)
     gaps = "values of --tau; 0 is exact acceptance (default: 1,2,3,4,5)"
     add("--taus", type=taus, default=[1.0, 2.0, 3.0, 4.0, 5.0], metavar="T,T", help=gaps)
-    add("--output", required=True, metavar="FOLDER", help="write sweep.md, sweep.json and cells.jsonl there")
+    add("--output", required=True, metavar="FOLDER", help="write sweep.md and sweep.json there")
     loss = "BLEU that the faster of the two recommended settings may lose (default: 0.2)"
     add("--tolerance", type=not_negative, default=0.2, metavar="BLEU", help=loss)
     passes = "timed passes for each setting; the table shows the median (default: 1)"
@@ -125,12 +125,13 @@ def run(argv: Sequence[str]) -> None:
         raise ConfigurationError("--reference", args.reference, "no such file", "give the raw text of the target side")
     reset_decoder(cfg)
     folder = Path(args.output)
-    with sole_use(folder):
-        journal = Journal(folder / "cells.jsonl", circumstances(cfg, args))
-        bench = Bench(cfg, sentences=args.sentences)
-        numbers, references, cells = prepare(bench, args)
+    check_folder(folder, "--output")
+    bench = Bench(cfg, sentences=args.sentences)
+    numbers, references, cells = prepare(bench, args)
+    with Journal(folder, circumstances(cfg, args)) as journal:
         todo = len(set(cells) - journal.results.keys())
-        print_progress(journal, todo)
+        if journal.results:
+            print(f"{journal.file}: {len(journal.results)} settings finished before, {todo} to do", file=sys.stderr)
         with progress_bar(todo * len(numbers) * args.repeats) as bar:
             results = sweep(cells, journal, lambda cell: measure(bench, cell, numbers, references, args.repeats, bar))
         notes = [
@@ -144,15 +145,7 @@ def run(argv: Sequence[str]) -> None:
         print(text)
         write_atomically(folder / "sweep.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n", "--output")
         write_atomically(folder / "sweep.md", "# Sweep\n\n" + text, "--output")
-
-
-def print_progress(journal: Journal, todo: int) -> None:
-    """Print how many settings of an earlier sweep are reused, and how many are not."""
-    if journal.results or journal.foreign:
-        print(f"{journal.file}: {len(journal.results)} settings finished before, {todo} to do", file=sys.stderr)
-    if journal.foreign:
-        more = f"{journal.foreign} more are of other checkpoints, data, options or machines, and not used"
-        print(f"{journal.file}: {more}", file=sys.stderr)
+        journal.finish()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

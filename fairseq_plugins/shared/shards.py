@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -84,7 +84,7 @@ class ShardWriter:
         self._opened.truncate(whole)
         self._is_empty = whole == 0
 
-    def __enter__(self) -> "ShardWriter":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

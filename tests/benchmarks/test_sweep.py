@@ -21,6 +21,7 @@ from fairseq_plugins.benchmarks.sweep_journal import Journal
 from fairseq_plugins.benchmarks.sweep_tables import markdown
 from fairseq_plugins.errors import ConfigurationError
 from tests.conftest import Corpus
+from tests.errors import refused
 
 # GAD Table 3: tau -> accepted tokens and BLEU with top-3, then with top-5; Table 2 has the rest.
 TABLE_3 = {
@@ -116,32 +117,28 @@ def test_same_outcomes_are_measured_once() -> None:
 
 
 def test_resumes(tmp_path: Path) -> None:
-    """What was finished when the sweep broke off is not decoded again; every line is whole."""
-    file, cells = tmp_path / "cells.jsonl", grid([2, 4], [1, 3], [1.0])
-    made_of = {"verifier": "a\u2028b"}  # which ends no line
-    assert len(_measure_all(cells, Journal(file, made_of), fail_at=3)) == 3
-    assert file.read_text().count("\n") == 3
-    journal = Journal(file, made_of)
-    assert len(journal.results) == 3
-    assert _measure_all(cells, journal) == [Cell(4, 3, 1.0)]
-    assert Journal(file, made_of).results == journal.results
-    assert not list(tmp_path.glob("*.partial"))
+    """What was finished when the sweep broke off is not decoded again, nor what was torn."""
+    cells, made_of = grid([2, 4], [1, 3], [1.0]), {"verifier": "a\u2028b"}  # which ends no line
+    with Journal(tmp_path, made_of) as journal:
+        assert len(_measure_all(cells, journal, fail_at=3)) == 3
+    with open(journal.file, "a", encoding="utf-8") as file:
+        file.write('{"cell": {')
+    with refused("cells.jsonl.partial: was made from other verifier; remove it or choose another --output"):
+        Journal(tmp_path, {"verifier": "b"})
+    with Journal(tmp_path, made_of) as journal:
+        assert len(journal.results) == 3
+        assert _measure_all(cells, journal) == [Cell(4, 3, 1.0)]
+        journal.finish()
+    assert [file.name for file in tmp_path.iterdir()] == ["cells.jsonl"]
 
 
-def test_other_checkpoints_count_for_nothing(tmp_path: Path) -> None:
-    file, cells = tmp_path / "cells.jsonl", grid([2], [1, 3], [1.0])
-    _measure_all(cells, Journal(file, {"verifier": "a"}))
-    journal = Journal(file, {"verifier": "b"})
-    assert (journal.results, journal.foreign) == ({}, 2)
-    assert len(_measure_all(cells, journal)) == 2
-    assert len(Journal(file, {"verifier": "a"}).results) == 2  # and are kept
-
-
-@pytest.mark.parametrize("content", [b'{"cell": 1}\n', b"[]\n", b"\xff"])
+@pytest.mark.parametrize("content", [b'{"cell": 1}\n', b"[]\n", b"\xff", b'{}\n{"cell": 1}\n'])
 def test_foreign_journal(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "cells.jsonl").write_bytes(content)
-    with pytest.raises(ConfigurationError, match="line 1 was not written by spec-dec-sweep; remove the file or choose"):
-        Journal(tmp_path / "cells.jsonl", {})
+    file = tmp_path / "cells.jsonl.partial"
+    file.write_bytes(content)
+    with pytest.raises(ConfigurationError, match="choose another"):
+        Journal(tmp_path, {})
+    assert file.read_bytes() == content
 
 
 # The command
@@ -171,16 +168,13 @@ def test_real_sweep(
     assert content["recommended"]["no_quality_loss"].startswith("--decoder gad")
     assert (tmp_path / "sweep.md").read_text(encoding="utf-8") == "# Sweep\n\n" + printed.rstrip("\n") + "\n"
 
-    before = (tmp_path / "cells.jsonl").read_text()
-    assert len(before.splitlines()) == 6
-    # As in another process, which has not scored anything.
+    # Interrupted before the end, and in another process, which has not scored anything.
+    (tmp_path / "cells.jsonl").rename(tmp_path / "cells.jsonl.partial")
     monkeypatch.setattr(measuring, "SCORER", sacrebleu.BLEU())
     assert sweep.main(arguments) == 0
     again, log = capsys.readouterr()
     assert again == printed
     assert "6 settings finished before, 0 to do" in log
-    assert (tmp_path / "cells.jsonl").read_text() == before
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["cells.jsonl", "sweep.json", "sweep.md"]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +183,7 @@ def test_real_sweep(
         (["--drafter-path", "none.pt"], "--drafter-path none.pt: no such file; "),
         (["--block-sizes", "2,7"], "--block-size 7: the drafter was trained for blocks of 6; "),
         (["--reference", "none"], "--reference none: no such file; "),
-        (["--output", __file__], "cannot be written (File exists); "),
+        (["--output", __file__], " is a file; give a folder"),
         (["--stats-file", "x"], "--stats-file x: is for one decoder; "),
         (["--taus", "1,x"], "--taus"),
         (["--taus", "-1"], "--taus"),

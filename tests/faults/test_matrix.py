@@ -89,7 +89,7 @@ def _sentences(folder: Path) -> object:
 
 
 def _settings(folder: Path) -> object:
-    lines = (folder / "sweep/cells.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (folder / "sweep/cells.jsonl").read_text(encoding="utf-8").splitlines()[1:]
     return [{**json.loads(line)["result"], "seconds": 0} for line in lines]
 
 
@@ -117,7 +117,7 @@ COMMANDS = {
                            (translate.Translator, "translate"), "out.parts/0-of-1.partial"),
     "memory": Command(_remember, lambda folder: (folder / "memory/memory.jsonl").read_text(), (Memory, "add"),
                       "memory/memory.jsonl"),
-    "sweep": Command(_sweep, _settings, (Journal, "add"), "sweep/.lock"),
+    "sweep": Command(_sweep, _settings, (Journal, "add"), "sweep/cells.jsonl.partial"),
 }  # fmt: skip
 CELLS = pytest.mark.parametrize("name", COMMANDS)
 
