@@ -1,6 +1,6 @@
 """fairseq's generation options: length limits, unknown-word penalty, given prefixes; and options that are refused."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -98,16 +98,6 @@ class Constraints:
         is_forbidden = position < self.min_len
         return is_forbidden if self.prefix is None else is_forbidden & (position >= self.beginning)
 
-    def best(self, logits: Tensor, masks: LimitMasks, choose: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Return the allowed tokens [B, T] with the highest logits [B, T, V].
-
-        Logits have the argmax of log-probabilities unless rounding makes two log-probabilities equal. `choose` replaces
-        the argmax.
-        """
-        scores = logits.clone()
-        self.apply_masks(scores, masks)
-        return scores.argmax(-1) if choose is None else choose(scores)
-
     def penalised(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
         """Subtract the unknown-word penalty from log-probabilities [...] of tokens [...], as `apply` does."""
         if self.unk_penalty == 0:
@@ -121,10 +111,6 @@ class Constraints:
             return None
         tokens = self.prefix[:, : self.max_len]
         return tokens, (tokens != self.pad).long().cumprod(1).sum(1)
-
-    def force(self, best: Tensor, forced: Tensor | None) -> Tensor:
-        """Replace the verifier's tokens [B, T] by the forced ones [B, T] of `DecodingState.forced_tokens`."""
-        return best if forced is None else torch.where(forced == self.pad, best, forced)
 
 
 def refuse_search_options(args: Any, prefix_allowed_tokens_fn: Any, decoder: str, searches_beams: bool = False) -> None:

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.reference.verifier import verification
 from fairseq_plugins.decoding.suppression import SuppressedTokens
 from tests.strategies import DETERMINISTIC, example_count
 from tests.support import make_state
@@ -48,11 +49,9 @@ def test_apply_forbids_what_fairseq_forbids(
     constraints = Constraints(PAD, UNK, EOS, max_len, min_len, penalty, prefix, suppressed=suppressed)
     scores = torch.randn(len(lengths), width, SIZE, generator=torch.Generator().manual_seed(seed)).to(dtype)
     before, where = scores.float().log_softmax(-1), (torch.tensor(lengths), min(lengths), max(lengths))
-    best = constraints.best(scores, constraints.masks(*where, width))
-    assert torch.equal(before, scores.float().log_softmax(-1)), "`best` leaves the scores as they are"
     log_probs = before.clone()
     constraints.apply(log_probs, *where)
-    assert torch.equal(best, log_probs.argmax(-1))
+    best = log_probs.argmax(-1)
     chosen = constraints.penalised(before.gather(2, best[:, :, None])[:, :, 0], best)
     assert torch.equal(chosen, log_probs.amax(-1))
     for row, length in enumerate(lengths):
@@ -80,10 +79,15 @@ def test_prefixes_replace_tokens(prefixes: list[list[int]], max_len: int, seed: 
     assert given_tokens is not None
     tokens, counts = given_tokens
     assert counts.tolist() == [min(len(prefix), max_len) for prefix in prefixes]
-    best = torch.randint(SIZE, (len(prefixes), tokens.size(1) + 1), generator=torch.Generator().manual_seed(seed))
-    forced = constraints.force(best, state.forced_tokens(best.size(1)))
+    width = tokens.size(1) + 1
+    scores = torch.randn(len(prefixes), width, SIZE, generator=torch.Generator().manual_seed(seed)).log_softmax(-1)
+    limited = scores.clone()
+    constraints.apply(limited, state.lengths, 0, 0)
+    found = verification(state, scores.clone())
     for row, prefix in enumerate(prefixes):
         known = prefix[:max_len]
-        assert forced[row].tolist() == known + best[row, len(known) :].tolist()
+        assert found.best[row].tolist() == known + limited[row, len(known) :].argmax(-1).tolist()
+        for column, token in enumerate(known):
+            assert found.log_probs[row, column, token] == scores[row, column, token]
     state.lengths, state.host_lengths = state.lengths + max_len, [max_len] * len(prefixes)
-    assert state.forced_tokens(best.size(1)) is None
+    assert state.forced_tokens(width) is None

@@ -43,7 +43,7 @@ class NativeBackend(KernelBackend):
         more: dict[str, Any] = {}
         source = sample["net_input"]["src_tokens"]
         if self.encoder is not None:
-            output = self.encoder.encode(sample)
+            output = self.encoder(sample["net_input"])
             encoded = output["encoder_out"][0].transpose(0, 1)
             source = _tokens_of(source, encoded)
             if output["encoder_padding_mask"]:

@@ -29,9 +29,8 @@ class ChainAttention:
         self.layout = layout
         self.mask = additive_mask(_chain_mask(layout), dtype)
         self.source_mask = additive_mask(source_mask, dtype)
-        uniform = layout.span.uniform
-        self.slot = None if uniform else layout.slot()
-        self.sentence = None if uniform else torch.arange(len(layout.lengths), device=layout.lengths.device)[:, None]
+        self.slot = layout.slot()
+        self.sentence = torch.arange(len(layout.lengths), device=layout.lengths.device)[:, None]
 
     def self_attention(self, qkv: Tensor, heads: int, cache: Tensor) -> Tensor:
         """Write keys and values of the rows into the cache, and attend to it.
@@ -45,13 +44,8 @@ class ChainAttention:
             [B, T, D].
         """
         qkv = qkv.unflatten(-1, (3, heads, -1))
-        span, slots = self.layout.span, self.layout.slots
-        cache = cache[:, :slots]
-        if span.uniform:
-            cache[:, span.longest :] = qkv[:, :, 1:]
-        else:
-            cache[self.sentence, self.slot] = qkv[:, :, 1:]
-        key, value = cache.permute(2, 0, 3, 1, 4)
+        cache[self.sentence, self.slot] = qkv[:, :, 1:]
+        key, value = cache[:, : self.layout.slots].permute(2, 0, 3, 1, 4)
         x = F.scaled_dot_product_attention(qkv[:, :, 0].transpose(1, 2), key, value, attn_mask=self.mask)
         return x.transpose(1, 2).flatten(2)
 
@@ -82,7 +76,7 @@ class BeamAttention:
         self.slot = torch.arange(layout.slots, device=lengths.device)
         first = self.row - self.row % beam
         self.ancestor_row = first[:, None] + layout.beam_ancestors[:, : layout.slots]
-        mask = None if layout.span.uniform else (self.slot <= lengths[:, None])[:, None, None]
+        mask = (self.slot <= lengths[:, None])[:, None, None]
         self.mask, self.source_mask = additive_mask(mask, dtype), additive_mask(source_mask, dtype)
 
     def self_attention(self, qkv: Tensor, heads: int, cache: Tensor) -> Tensor:
@@ -101,11 +95,8 @@ class BeamAttention:
 
 
 def _chain_mask(layout: Chain) -> Tensor | None:
-    """Return a mask, True where attention is allowed, broadcastable to [B, H, T, slots]; None if all is allowed."""
-    last = layout.last_visible
-    if last is None and layout.width == 1 and layout.span.uniform:
+    """Return a mask [B, 1, T, slots], True where attention is allowed; None if all is allowed."""
+    if layout.last_visible is None and layout.width == 1 and layout.span.shortest == layout.span.longest:
         return None
-    if last is None:
-        # Sentences of equal length share one causal mask.
-        last = layout.slot()[:1] if layout.span.uniform else layout.slot()
+    last = layout.slot() if layout.last_visible is None else layout.last_visible
     return (torch.arange(layout.slots, device=last.device) <= last[:, :, None])[:, None]

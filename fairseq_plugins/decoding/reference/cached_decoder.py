@@ -205,11 +205,8 @@ class CachedDecoder:
         assert self.cache is not None, "call start() first"
         batch, width = key_value.shape[1:3]
         self._grow(span.longest + width)
-        if span.uniform:
-            self.cache[:, :, span.longest : span.longest + width] = key_value
-        else:
-            rows = torch.arange(batch, device=lengths.device)[:, None]
-            self.cache[:, rows, lengths[:, None] + torch.arange(width, device=lengths.device)] = key_value
+        rows = torch.arange(batch, device=lengths.device)[:, None]
+        self.cache[:, rows, lengths[:, None] + torch.arange(width, device=lengths.device)] = key_value
 
     def project(self, hidden: Tensor) -> Tensor:
         """Return logits [..., V] of hidden states [..., D], or [..., N] of the tokens of `vocabulary`."""
@@ -231,16 +228,12 @@ class CachedDecoder:
             self.cache[:, :, : old.size(2)] = old
 
     def _position_embeddings(self, layout: Chain | BeamLayout) -> Tensor | None:
-        """Return position embeddings [B, T, D], [T, D] or [R, D] of the rows; None if the model has none."""
+        """Return position embeddings [B, T, D] or [R, D] of the rows; None if the model has none."""
         if self.positions is None:
             return None
-        last = self.positions.size(0) - 1
-        if not isinstance(layout, Chain):
-            return self.positions[layout.position.clamp(max=last)]
-        if layout.span.uniform and layout.slots <= last + 1:
-            return self.positions[layout.span.longest : layout.slots]
         # Tokens beyond the table's end are never accepted, so any embedding will do.
-        return self.positions[layout.slot().clamp(max=last)]
+        position = layout.slot() if isinstance(layout, Chain) else layout.lengths
+        return self.positions[position.clamp(max=len(self.positions) - 1)]
 
     def _embed(self, tokens: Tensor, layout: Chain | BeamLayout, mask_table: Tensor | None) -> Tensor:
         """Return the embeddings of tokens, and of masks from their table [B, P, D] or [D]."""
@@ -260,8 +253,6 @@ def _at(table: Tensor, layout: Chain | BeamLayout) -> Tensor:
     if table.dim() == 1:
         return table
     assert not isinstance(layout, BeamLayout), "hypotheses of a beam have no masks"
-    if layout.span.uniform:
-        return table[:, layout.span.longest : layout.slots]
     return table.gather(1, layout.slot()[:, :, None].expand(-1, -1, table.size(2)))
 
 

@@ -24,7 +24,6 @@ from fairseq_plugins.models.fairseq_parts import KNOWN_POSITIONS, position_table
 logger = logging.getLogger(__name__)
 
 EncoderOut = dict[str, list[Tensor]]
-_DIMENSION_OF_ROWS = {"encoder_out": 1, "encoder_padding_mask": 0, "encoder_embedding": 0}
 
 
 class FusedEncoder:
@@ -45,21 +44,6 @@ class FusedEncoder:
             self.positions = position_table(encoder, encoder.max_positions())
         self.embedding_norm = norm(getattr(encoder, "layernorm_embedding", None))
         self.final_norm = norm(getattr(encoder, "layer_norm", None))
-
-    def encode(self, sample: dict[str, Any]) -> EncoderOut:
-        """Encode a batch, and a sentence that it has several `samples` of once; see `__call__`."""
-        count = sample.get("samples", 1)
-        if count == 1:
-            return self(sample["net_input"])
-        output = self({name: value[::count] for name, value in sample["net_input"].items()})
-        # In memory by rows, as `__call__` returns them.
-        return {
-            name: [
-                value.transpose(0, rows).repeat_interleave(count, dim=0).transpose(0, rows) for value in output[name]
-            ]
-            for name, rows in _DIMENSION_OF_ROWS.items()
-            if name in output
-        }
 
     def __call__(self, net_input: dict[str, Any]) -> EncoderOut:
         """Encode `src_tokens` [B, S].

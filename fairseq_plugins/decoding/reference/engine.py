@@ -66,10 +66,5 @@ class Engine:
 
 
 def log_softmax(scores: Tensor) -> Tensor:
-    """Return log-probabilities in fp32 of scores [..., V], which may be overwritten to save memory."""
-    if scores.device.type != "cpu":
-        return torch.log_softmax(scores, -1, dtype=torch.float32)
-    scores = scores.float().contiguous()
-    for of_sentence in scores:
-        of_sentence.copy_(of_sentence.log_softmax(-1))
-    return scores
+    """Return log-probabilities in fp32 of scores [..., V]."""
+    return torch.log_softmax(scores, -1, dtype=torch.float32)

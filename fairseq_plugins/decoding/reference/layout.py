@@ -13,10 +13,6 @@ class Span:
     shortest: int
     longest: int
 
-    @property
-    def uniform(self) -> bool:
-        return self.shortest == self.longest
-
 
 @dataclass(frozen=True)
 class BeamLayout:
@@ -35,11 +31,6 @@ class BeamLayout:
     def slots(self) -> int:
         """Number of slots that any row may attend to."""
         return self.span.longest + 1
-
-    @property
-    def position(self) -> Tensor:
-        """Positions [R] of the rows."""
-        return self.lengths
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class Sampling:
 
 
 def with_samples(sample: dict[str, Any], count: int, seed: int) -> dict[str, Any]:
-    """Return a fairseq batch with each sentence `samples` times in a row, and the keys of their noise, `noise_keys`.
+    """Return a fairseq batch with each sentence `count` times in a row, and the keys of their noise, `noise_keys`.
 
     Args:
         sample: the batch.
@@ -88,7 +88,7 @@ def with_samples(sample: dict[str, Any], count: int, seed: int) -> dict[str, Any
     whole = {name: repeated(value) for name, value in sample.items() if name != "net_input"}
     net_input = {name: repeated(value) for name, value in sample["net_input"].items()}
     keys = noise_keys(seed, repeated(ids), torch.arange(count, device=device).repeat(size))
-    return {**whole, "net_input": net_input, "noise_keys": keys, "samples": count}
+    return {**whole, "net_input": net_input, "noise_keys": keys}
 
 
 def group_samples(hypotheses: list[list[dict[str, Any]]], count: int) -> list[list[dict[str, Any]]]:

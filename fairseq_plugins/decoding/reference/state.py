@@ -101,37 +101,26 @@ class DecodingState:
 
     def last_tokens(self) -> Tensor:
         """Return the last token of every sentence, [B, 1]: the verifier's next input."""
-        span = self.span
-        if span.uniform:
-            return self.tokens[:, span.longest : span.longest + 1]
         return self.tokens.gather(1, self.lengths[:, None])
 
     def append(self, advance: "Advance | BeamAdvance") -> None:
         """Add the emitted tokens of every sentence to its output; later steps overwrite the columns after them."""
-        span, width = self.span, advance.tokens.size(1)
         if isinstance(advance, BeamAdvance):
-            self._reorder_beams(advance, span)
+            self._reorder_beams(advance)
+        column = self.lengths[:, None] + torch.arange(1, advance.tokens.size(1) + 1, device=self.lengths.device)
         for buffer, block in ((self.tokens, advance.tokens), (self.log_probs, advance.log_probs)):
-            if span.uniform:
-                buffer[:, span.longest + 1 : span.longest + 1 + width] = block
-            else:
-                column = self.lengths[:, None] + torch.arange(1, width + 1, device=block.device)
-                buffer.scatter_(1, column.clamp(max=buffer.size(1) - 1), block)
+            buffer.scatter_(1, column.clamp(max=buffer.size(1) - 1), block)
         self.lengths = self.lengths + advance.num_emitted
         self.host_lengths = [n + more for n, more in zip(self.host_lengths, advance.host_emitted, strict=True)]
 
-    def _reorder_beams(self, advance: "BeamAdvance", span: Span) -> None:
+    def _reorder_beams(self, advance: "BeamAdvance") -> None:
         """Give every row the ancestors of the hypothesis that it continues."""
         beams = self.beams
         assert beams is not None
-        reordered = beams.beam_ancestors[:, : span.longest + 1].index_select(0, advance.parents)
-        if span.uniform:
-            beams.beam_ancestors[:, : span.longest + 1] = reordered
-        else:
-            # Shorter sentences keep their own rows for future slots.
-            is_past = torch.arange(reordered.size(1), device=reordered.device) <= self.lengths[:, None]
-            current = beams.beam_ancestors[:, : span.longest + 1]
-            current.copy_(torch.where(is_past, reordered, current))
+        current = beams.beam_ancestors[:, : self.span.longest + 1]
+        # Shorter sentences keep their own rows for future slots.
+        is_past = torch.arange(current.size(1), device=current.device) <= self.lengths[:, None]
+        current.copy_(torch.where(is_past, current[advance.parents], current))
         beams.scores, beams.ignored, beams.ended = advance.scores, advance.ignored, advance.ended
 
 
@@ -174,7 +163,6 @@ class Verification:
         best: [B, T], the verifier tokens.
         hidden: [B, T, D], decoder states of the (first) model, None without a verifier.
         features: [B, T, F], concatenated states after `Verifier.feature_layers` of the first model.
-        log_probs_of_best: a function of n that computes the log-probabilities of `best` in the first n columns.
         accepted: the emitted tokens, if acceptance is already done in the verifier's CUDA graph.
     """
 
@@ -184,14 +172,12 @@ class Verification:
         best: Tensor,
         hidden: Tensor | None = None,
         features: Tensor | None = None,
-        log_probs_of_best: Callable[[int], Tensor] | None = None,
         accepted: "Accepted | None" = None,
     ) -> None:
         self._log_probs = log_probs
         self.best = best
         self.hidden = hidden
         self.features = features
-        self.log_probs_of_best = log_probs_of_best
         self.accepted = accepted
 
     @property
@@ -204,8 +190,6 @@ class Verification:
     def log_probs_of(self, tokens: Tensor, width: int | None = None) -> Tensor:
         """Return log-probabilities [B, width] of the first `width` (default: all) of tokens [B, T]."""
         width = tokens.size(1) if width is None else width
-        if tokens is self.best and self.log_probs_of_best is not None and not isinstance(self._log_probs, Tensor):
-            return self.log_probs_of_best(width)
         return self.log_probs[:, :width].gather(2, tokens[:, :width, None]).squeeze(2)
 
 
@@ -266,8 +250,6 @@ class Advance:
 
     def last(self, states: Tensor) -> Tensor:
         """Return the states [B, 1, D] of the last emitted token of every sentence from states [B, N, D]."""
-        if min(self.host_emitted) == self.tokens.size(1):
-            return states[:, -1:]
         # Sentences that gain no tokens may take any state.
         column = (self.num_emitted - 1).clamp(min=0)[:, None, None]
         return states.gather(1, column.expand(-1, 1, states.size(2)))

@@ -8,7 +8,6 @@ import torch
 from fairseq.models import FairseqEncoderDecoderModel
 from torch import Tensor
 
-from fairseq_plugins.decoding.constraints import Constraints, LimitMasks
 from fairseq_plugins.decoding.reference.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.reference.captured.graphed_decoder import cached_decoder
 from fairseq_plugins.decoding.reference.captured.graphed_encoder import fused_encoder
@@ -76,7 +75,7 @@ class ModelEnsemble:
         return self._encode(sample, CachedDecoder.append_rows)
 
     def _encode(self, sample: dict[str, Any], load: Callable[[CachedDecoder, EncoderOut], None]) -> EncoderOut:
-        outputs = [encoder.encode(sample) for encoder in self.encoders]
+        outputs = [encoder(sample["net_input"]) for encoder in self.encoders]
         for decoder, output in zip(self.decoders, outputs, strict=True):
             load(decoder, output)
         return outputs[0]
@@ -126,10 +125,6 @@ class Verifier(ModelEnsemble):
             assert state.noise_keys is not None
             positions = state.lengths[:, None] + torch.arange(tokens.size(1), device=tokens.device)
             noise = self.sampling.noise(state.noise_keys, positions, logits[0].size(2))
-        if len(logits) == 1 and not limits.no_repeat_ngram_size:
-            masks = limits.masks(state.lengths, state.span.shortest, state.span.longest, tokens.size(1))
-            forced = state.forced_tokens(tokens.size(1))
-            return self._verification_of_logits(limits, masks, logits[0], hidden, features, noise, forced)
         log_probs = self._mean_log_probs(logits)
         if limits.no_repeat_ngram_size:
             forbid_repetition(log_probs, _tokens_with_draft(state, draft), state.lengths, limits.no_repeat_ngram_size)
@@ -139,39 +134,6 @@ class Verifier(ModelEnsemble):
     def _features(self, states: list[Tensor] | None) -> Tensor | None:
         """Return what drafters read of the states before and after each layer."""
         return None if states is None else torch.cat([states[n] for n in self.feature_layers], -1)
-
-    def _verification_of_logits(
-        self,
-        constraints: Constraints,
-        masks: LimitMasks,
-        logits: Tensor,
-        hidden: Tensor,
-        features: Tensor | None,
-        noise: Tensor | None,
-        forced: Tensor | None = None,
-    ) -> Verification:
-        """Return the verification of one model's logits [B, T, V]; softmax is computed on first use.
-
-        `masks` are those of the constraints, `forced` tokens [B, T] those of the state. Sampling draws with their
-        noise [B, T, V].
-        """
-        choose: Choose | None = None
-        if noise is not None and self.sampling is not None:
-            # Before the constraints change the logits.
-            choose = self.sampling.choose(noise, self.sampling.normaliser(logits))
-        best = constraints.force(constraints.best(logits, masks, choose), forced)
-
-        def log_probs() -> Tensor:
-            values = log_softmax(logits)
-            constraints.apply_masks(values, masks)
-            return values
-
-        def log_probs_of_best(width: int) -> Tensor:
-            values = torch.log_softmax(logits[:, :width], -1, dtype=torch.float32)
-            tokens = best[:, :width]
-            return constraints.penalised(values.gather(2, tokens[:, :, None])[:, :, 0], tokens)
-
-        return Verification(log_probs, best, hidden, features, log_probs_of_best)
 
 
 def _tokens_with_draft(state: DecodingState, draft: Draft) -> Tensor:
@@ -210,8 +172,14 @@ def verification(
     choose: Choose | None = None,
 ) -> Verification:
     """Return the verification of log-probabilities [B, T, V]; fairseq's constraints are applied in place."""
-    constraints, span = state.constraints, state.span
+    constraints, span, forced = state.constraints, state.span, state.forced_tokens(log_probs.size(1))
+    # Those of forced tokens, which may be suppressed ones.
+    given = None if forced is None else constraints.penalised(log_probs.gather(2, forced[:, :, None])[:, :, 0], forced)
     constraints.apply(log_probs, state.lengths, span.shortest, span.longest)
     best = log_probs.argmax(-1) if choose is None else choose(log_probs)
-    best = constraints.force(best, state.forced_tokens(log_probs.size(1)))
+    if forced is not None and given is not None:
+        is_free = forced == constraints.pad
+        best = torch.where(is_free, best, forced)
+        kept = log_probs.gather(2, best[:, :, None])
+        log_probs.scatter_(2, best[:, :, None], torch.where(is_free[:, :, None], kept, given[:, :, None]))
     return Verification(log_probs, best, hidden, features)

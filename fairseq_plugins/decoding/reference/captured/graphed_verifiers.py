@@ -110,11 +110,12 @@ class GraphedVerifier(Verifier):
         """
         tokens = inputs["tokens"]
         position = inputs["lengths"] + torch.arange(tokens.size(1), device=tokens.device)
-        masks = limits.masks_at(position, inputs["max_len"])
-        logits = self._logits(self.decoders[0], hidden)
-        noise = None if self.sampling is None else self.sampling.noise(inputs["keys"], position, logits.size(2))
+        scores = log_softmax(self._logits(self.decoders[0], hidden))
+        limits.apply_masks(scores, limits.masks_at(position, inputs["max_len"]))
+        noise = None if self.sampling is None else self.sampling.noise(inputs["keys"], position, scores.size(2))
+        best = scores.argmax(-1) if self.sampling is None or noise is None else self.sampling.choose(noise)(scores)
         features = self._features(states)
-        verified = self._verification_of_logits(limits, masks, logits, hidden, features, noise)
+        verified = Verification(scores, best, hidden, features)
         draft = Draft(tokens[:, 1:], inputs["drafted"][:, 0])
         accepted = self.search.accept(draft, verified, limits.eos, inputs["ended"][:, 0])
         return verified.best, accepted.tokens, accepted.counts, verified.log_probs_of(accepted.tokens), features

@@ -103,6 +103,6 @@ class NatDrafter(Drafter):
     def _encode(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> EncoderOut:
         """Return the verifier's encoder output if the drafter shares it, else that of the drafter's encoder."""
         if self.encoder is not None:
-            return self.encoder.encode(sample)
+            return self.encoder(sample["net_input"])
         assert encoder_out is not None
         return encoder_out
