@@ -4,7 +4,7 @@ import itertools
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -32,23 +32,6 @@ _MAX_POSITIONS = 4096  # of sources and outputs of models without a limit
 _POLL_SECONDS = 0.5
 
 
-@dataclass
-class _Admitted:
-    """A job in a running batch.
-
-    Attributes:
-        job: the job.
-        sample: its batch, of one sentence, or of as many as it draws samples.
-        numbers: that name them in events.
-        decoded: those that have ended, by number.
-    """
-
-    job: Job
-    sample: dict[str, Any]
-    numbers: list[int]
-    decoded: dict[int, Decoded] = field(default_factory=dict)
-
-
 class ContinuousEngine:
     """Decodes jobs in a running batch; raises Unsupported if the backend has none."""
 
@@ -57,7 +40,7 @@ class ContinuousEngine:
         self._lock = threading.Lock()
         # Samples of a job are sentences of the batch, each with a number of its own.
         self._numbers = itertools.count()
-        self._jobs: dict[int, _Admitted] = {}
+        self._jobs: dict[int, Job] = {}
         self._is_closed = False
         with model._turn():
             generator = model._generators.batch_invariant(max_beam)
@@ -91,23 +74,23 @@ class ContinuousEngine:
         with self._lock:
             check_search_numbers(SimpleNamespace(**drawing))
             configure(self._generator, job.search)
-            sample, limits, first_token = self._request(job.input)
+            job.sample, limits, first_token = self._request(job.input)
         assert first_token == self._first_token
         topk, topp = (max(drawing[f"sampling_{name}"], 0) for name in ("topk", "topp"))
         sampling = Sampling(topk, topp, drawing["temperature"])
         beam = 1 if job.search.samples else job.search.beam
-        admitted = _Admitted(job, sample, [next(self._numbers) for _ in sample["net_input"]["src_tokens"]])
-        self._jobs.update(dict.fromkeys(admitted.numbers, admitted))
+        job.numbers = [next(self._numbers) for _ in job.sample["net_input"]["src_tokens"]]
+        self._jobs.update(dict.fromkeys(job.numbers, job))
         try:
-            self._backend.admit(admitted.numbers, sample, limits, beam, job.on_step is not None, sampling)
+            self._backend.admit(job.numbers, job.sample, limits, beam, job.on_step is not None, sampling)
         except ValueError as error:
-            self._drop(admitted)
+            self.cancel(job)
             raise ConfigurationError(None, None, str(error), "shorten the sentence, or lower its limits") from error
 
     def cancel(self, job: Job) -> None:
-        for admitted in list(self._jobs.values()):
-            if admitted.job is job:
-                self._drop(admitted)
+        for number in job.numbers:
+            if self._jobs.pop(number, None) is not None and not self._is_closed:
+                self._backend.generator.cancel(number)
 
     def close(self) -> None:
         self._is_closed = True
@@ -115,11 +98,6 @@ class ContinuousEngine:
         self._aligner.shutdown(cancel_futures=True)
         if self._thread is not threading.current_thread():
             self._thread.join()
-
-    def _drop(self, admitted: "_Admitted") -> None:
-        for number in admitted.numbers:
-            if self._jobs.pop(number, None) is not None and not self._is_closed:
-                self._backend.generator.cancel(number)
 
     def _request(self, sentence: Input) -> tuple[dict[str, Any], Constraints, int]:
         """Return the arguments of a backend for a sentence, with the prefix and first token of the task."""
@@ -159,10 +137,9 @@ class ContinuousEngine:
                 self._report(*event)
 
     def _report(self, number: int, result: StepOutput | Decoded | Exception) -> None:
-        admitted = self._jobs.get(number)
-        if admitted is None:
+        job = self._jobs.get(number)
+        if job is None:
             return
-        job = admitted.job
         try:
             if isinstance(result, StepOutput):
                 assert job.on_step is not None
@@ -172,27 +149,27 @@ class ContinuousEngine:
                 raise result
         except Exception as error:
             # Of the sentence, or of a caller's function: it harms this sentence only.
-            self._drop(admitted)
+            self.cancel(job)
             job.end(error)
             return
         self._jobs.pop(number, None)
-        admitted.decoded[number] = result
-        if len(admitted.decoded) < len(admitted.numbers):
+        job.decoded[number] = result
+        if len(job.decoded) < len(job.numbers):
             return
         if job.search.alignments:
-            self._aligner.submit(self._end, admitted)
+            self._aligner.submit(self._end, job)
         else:
-            self._end(admitted)
+            self._end(job)
 
-    def _end(self, admitted: "_Admitted") -> None:
+    def _end(self, job: Job) -> None:
         try:
-            admitted.job.end(self._translation(admitted))
+            job.end(self._translation(job))
         except Exception as error:  # of a text that cannot be joined, or a model that aligns nothing
-            admitted.job.end(error)
+            job.end(error)
 
-    def _translation(self, admitted: "_Admitted") -> Translation:
-        model, search = self._model, admitted.job.search
-        decoded = [admitted.decoded[number] for number in admitted.numbers]
+    def _translation(self, job: Job) -> Translation:
+        model, search = self._model, job.search
+        decoded = [job.decoded[number] for number in job.numbers]
         with self._lock:
             configure(self._generator, search)
             hypotheses = self._generator.hypotheses([output for each in decoded for output in each.outputs])
@@ -206,7 +183,7 @@ class ContinuousEngine:
             with model._turn():
                 align(
                     self._generator.model.models,
-                    admitted.sample,
+                    job.sample,
                     [best],
                     extract_hard_alignment,
                     symbols,
