@@ -208,7 +208,7 @@ class Candidates:
 
     scores: Tensor  # [B, C], sums of log-probabilities, -inf for forbidden tokens
     tokens: Tensor  # [B, C]
-    parents: Tensor  # [B, C], which of the sentence's hypotheses is continued; -1 for unused columns
+    parents: Tensor  # [B, C], which of the sentence's hypotheses is continued
 
 
 class Selection(NamedTuple):

@@ -1,7 +1,6 @@
 """fairseq's beam search: the best continuations of hypotheses, which of them end and which continue."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_plugins.decoding.decoded import Hypothesis
@@ -93,16 +92,15 @@ def select_candidates(
     size, count = ignored.size(1), candidates.tokens.size(1)
     ends = (candidates.tokens == eos) & (candidates.scores != -torch.inf)
     ends[:, :size] &= ~ignored
-    # Continuing candidates first, then ending ones, then unused columns.
+    # Continuing candidates first, then ending ones.
     cannot_continue = ends.clone()
     cannot_continue[:, :size] |= ignored
-    is_unused = candidates.parents < 0
-    order = torch.arange(count, device=ends.device) + cannot_continue * (2 * size) + is_unused * (4 * size)
+    order = torch.arange(count, device=ends.device) + cannot_continue * (2 * size)
     rank, columns = order.topk(size, largest=False)
     if strategy is not None:
         strategy.continued = columns
     first = torch.arange(0, len(before), size, device=ends.device)
-    rows = candidates.parents.clamp(min=0) + first[:, None]
+    rows = candidates.parents + first[:, None]
     best = candidates.tokens, rows, candidates.scores, candidates.scores - before[rows]
     tokens, parents, scores, log_probs = (values.gather(1, columns).flatten() for values in best)
     return Selection(*best, tokens, parents, scores, log_probs, rank >= 2 * size, ends[:, :size])
@@ -160,28 +158,14 @@ def best_candidates(state: DecodingState, log_probs: Tensor, strategy: SearchStr
 def _best(total: Tensor, beams: Beams, lengths: list[int]) -> Candidates:
     """Select from total [B, beam, V]; of new sentences only from the first hypothesis, since all are equal."""
     vocabulary = total.size(2)
-    is_new = [length == 0 for length in lengths]
     count = min(2 * beams.size, total[0].numel() - 1)
-    # Without padding, which is never chosen.
-    new_count = min(2 * beams.size, vocabulary - 1)
-    if all(is_new):
-        return top(total[:, :1], new_count, vocabulary)
-    if not any(is_new):
-        return top(total, count, vocabulary)
-    new = from_host([index for index, new in enumerate(is_new) if new], total.device)
-    old = from_host([index for index, new in enumerate(is_new) if not new], total.device)
-    of_new, of_old = top(total[new, :1], new_count, vocabulary), top(total[old], count, vocabulary)
-    merged = []
-    for new_values, old_values, padding in (
-        (of_new.scores, of_old.scores, -torch.inf),
-        (of_new.tokens, of_old.tokens, 0),
-        (of_new.parents, of_old.parents, -1),
-    ):
-        values = old_values.new_full((len(is_new), count), padding)
-        values[new] = F.pad(new_values, (0, count - new_count), value=padding)
-        values[old] = old_values
-        merged.append(values)
-    return Candidates(*merged)
+    if not any(lengths):
+        # Without padding, which is never chosen.
+        return top(total[:, :1], min(count, vocabulary - 1), vocabulary)
+    if 0 in lengths:
+        is_new = from_host([length == 0 for length in lengths], total.device, torch.bool)
+        total[:, 1:].masked_fill_(is_new[:, None, None], -torch.inf)
+    return top(total, count, vocabulary)
 
 
 def top(total: Tensor, count: int, vocabulary: int) -> Candidates:
