@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
+from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.process.output import say
 
 ENCODING = "utf-8-sig"
@@ -39,11 +40,22 @@ def _hook_escaped(encoding: str, errors: str | None = None) -> Callable[..., IO[
     return lambda file, mode: open(file, encoding=ENCODING, errors=_HANDLER, newline="\n")
 
 
+def refuse_utf16(beginning: str) -> None:
+    """Raise ConfigurationError for text in UTF-16, whose mark was read as two escaped bytes: all of it would be mended.
+
+    Files without a mark are not noticed.
+    """
+    if beginning.startswith(("\udcff\udcfe", "\udcfe\udcff")):
+        raise ConfigurationError("input", None, "is UTF-16", "convert it with iconv -f UTF-16 -t UTF-8")
+
+
 def mend_lines(lines: Sequence[str], before: int) -> list[str]:
     """Return lines with U+FFFD in place of escaped bytes, and report each such line on standard error.
 
-    `before` is the number of the file's earlier lines.
+    `before` is the number of the file's earlier lines. Raises ConfigurationError for UTF-16.
     """
+    if lines and not before:
+        refuse_utf16(lines[0])
     mended = []
     for number, line in enumerate(lines, before + 1):
         mended.append(_INVALID.sub("\ufffd", line))

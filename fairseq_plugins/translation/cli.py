@@ -31,7 +31,7 @@ from fairseq_plugins.process.output import counted, say
 from fairseq_plugins.shared.cli import CommandParser, named_values, positive, run_command
 from fairseq_plugins.shared.display import progress_bar
 from fairseq_plugins.shared.files import Destination, destination, unwritable
-from fairseq_plugins.shared.invalid_text import ENCODING, mend_lines
+from fairseq_plugins.shared.invalid_text import ENCODING, mend_lines, refuse_utf16
 from fairseq_plugins.shared.shards import ShardWriter, read_lines
 from fairseq_plugins.shared.workers import Worker, end_with_parent, find_worker, start_processes, take_shards
 from fairseq_plugins.translation.drafts import DraftSources, count_lines, draft_sources
@@ -242,8 +242,8 @@ def run(argv: Sequence[str]) -> None:
 
 def _check_files(args: argparse.Namespace) -> Destination | None:
     """Return the destination of the output, None for standard output; raise ConfigurationError for what cannot be."""
-    if args.input is not None and not Path(args.input).is_file():
-        raise ConfigurationError("--input", args.input, "no such file", "give raw text, a sentence a line")
+    if args.input is not None:
+        _check_input(args.input)
     if args.nbest > 1 and args.output_format != "jsonl":
         raise ConfigurationError("--nbest", args.nbest, "a line of text is one", "add {--output-format jsonl}")
     if args.split == "sentences" and args.drafts is not None:
@@ -254,6 +254,18 @@ def _check_files(args: argparse.Namespace) -> Destination | None:
     if args.input is not None and output is not None and output.path.exists() and output.path.samefile(args.input):
         raise ConfigurationError("--output", args.output, "is the file of {--input}", "give another one")
     return output
+
+
+def _check_input(name: str) -> None:
+    """Raise ConfigurationError for an input that cannot be read twice, or is UTF-16."""
+    path = Path(name)
+    if path.exists() and not path.is_file():
+        problem = "is a folder" if path.is_dir() else "is not a regular file"
+        raise ConfigurationError("--input", name, problem, "give a file of text, or standard input without {--input}")
+    if not path.exists():
+        raise ConfigurationError("--input", name, "no such file", "give raw text, a sentence a line")
+    with path.open("rb") as file:
+        refuse_utf16(file.read(2).decode(errors="surrogateescape"))
 
 
 def make_translator(args: argparse.Namespace, options: dict[str, Any], worker: Worker) -> Translator:

@@ -1,9 +1,11 @@
 """`spec-dec-translate` on the released models: files, streams, restarts, several processes."""
 
+import io
 import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -286,6 +288,8 @@ def test_sentences_of_lines(text: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 REFUSED = [
     (["--input", "none"], "--input none: no such file"),
+    (["--input", "."], "--input .: is a folder"),
+    (["--input", "/dev/null"], "--input /dev/null: is not a regular file; give a file of text, or standard input"),
     (["--processes", "2"], "--processes: several processes share a file"),
     (["--output", "none/out"], "--output none/out: cannot be written"),
     (["--set", "lenpen"], "--set lenpen: give NAME=VALUE"),
@@ -299,3 +303,14 @@ def test_what_is_refused(options: list[str], message: str, capsys: pytest.Captur
     assert cli.main([MODEL, *options]) == 2
     messages = capsys.readouterr().err.splitlines()
     assert len(messages) == 1 and messages[0].startswith("spec-dec-translate: error: ") and message in messages[0]
+
+
+def test_utf16_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    text = tmp_path / "text"
+    text.write_text("A dog.\n", encoding="utf-16")
+    assert translate(text) == 2
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.read_bytes())))
+    assert cli.main([MODEL, "--device", "cpu"]) == 2
+    message = "spec-dec-translate: error: input: is UTF-16; convert it with iconv -f UTF-16 -t UTF-8"
+    assert capsys.readouterr().err.splitlines() == [message, message]
+    assert [file.name for file in tmp_path.iterdir()] == ["text"]
