@@ -9,27 +9,6 @@
 namespace spec_dec {
 namespace {
 
-// Lets another drafter draft to the full width.
-class FullDrafter final : public Drafter {
-public:
-    FullDrafter(std::shared_ptr<Drafter> drafter, int64_t width) : drafter(std::move(drafter)), width(width) {}
-
-    int64_t max_width(const Batch&) const override { return width; }
-    void begin_batch(const Batch& batch) override { drafter->begin_batch(batch); }
-    void begin(const Batch& batch, const std::vector<int64_t>& sentences) override { drafter->begin(batch, sentences); }
-    void draft(Work& work) override {
-        drafter->costly().draft(work);
-        work.drafts.fill(0);
-    }
-    void observe(const Work& work) override { drafter->observe(work); }
-    std::vector<int> layers_read() const override { return drafter->layers_read(); }
-    bool reads_all_predictions() const override { return drafter->reads_all_predictions(); }
-
-private:
-    const std::shared_ptr<Drafter> drafter;
-    const int64_t width;
-};
-
 // Accepts the first half of a draft.
 Acceptance accept_half(int64_t width) {
     return {[width](const float*, int64_t, int64_t offset, int64_t, int64_t) { return 2 * offset < width; }, false};
@@ -103,9 +82,9 @@ Costs measure_costs(std::shared_ptr<const Transformer> model, const OutputHead& 
         measure(search, *model, sentences, 0, costs);
     };
     const auto with_drafts = [&](int64_t sentences, int64_t drafted) {
-        GreedySearch search(model, head, std::make_shared<FullDrafter>(drafter, drafted),
-                            std::make_shared<Acceptance>(accept_half(drafted)),
+        GreedySearch search(model, head, drafter, std::make_shared<Acceptance>(accept_half(drafted)),
                             std::make_shared<Policy>(drafted, /*always_drafts=*/true));
+        search.filled_width = drafted;
         measure(search, *model, sentences, drafted, costs);
     };
     // Several rounds: other programs may take the processor for some milliseconds.

@@ -6,9 +6,6 @@
 
 namespace spec_dec {
 
-// Pointers that `attend_scattered` may read after the last slot.
-constexpr int64_t PADDING_KEYS = 16;
-
 void Rows::clear() {
     for (auto* values : {&sentence, &position, &last_visible, &tokens}) values->clear();
 }
@@ -106,30 +103,36 @@ static void for_each_sentence_block(const std::vector<int64_t>& sentence, int64_
 
 void Decoder::run(Rows& rows, const std::function<void(int64_t, float*)>& input, const std::vector<int>& kept,
                   const std::function<const int64_t*(int64_t)>& ancestors) const {
-    thread_local Floats scratch_memory;
+    thread_local Floats scratch_memory, gathered_memory;
     const int64_t count = rows.size(), width = model->width;
     int64_t longest = 0;
     float* x = embed(rows, input, longest);
     float* scratch = at_least(scratch_memory, ROW_BLOCK * attention_scratch(longest));
-    std::vector<const float*> keys(ancestors ? longest + PADDING_KEYS : 0);
+    const int64_t slot_size = self_cache.row_size;
+    float* gathered = at_least(gathered_memory, ancestors ? longest * slot_size : 0);
     const auto attend_self = [&](size_t layer, const float* qkv, float* out) {
         for (int64_t row = 0; row < count; ++row) {
             std::copy_n(qkv + row * 3 * width + width, 2 * width, slot(layer, rows.sentence[row], rows.position[row]));
         }
         const int heads = model->layers[layer].heads;
+        const int64_t* before = nullptr;  // of the same sentence
         for (int64_t row = 0; ancestors && row < count; ++row) {
             const int64_t own_row = rows.sentence[row], first = own_row - own_row % beam, length = rows.position[row];
             const int64_t* ancestor = ancestors(own_row);
-            for (int64_t s = 0; s < length; ++s) keys[s] = slot(layer, first + ancestor[s], s);
-            std::fill_n(keys.begin() + length, PADDING_KEYS, slot(layer, own_row, length));
-            kernels().attend_scattered(qkv + row * 3 * width, keys.data(), length + 1, heads,
-                                       static_cast<int>(width) / heads, scratch, out + row * width);
+            for (int64_t s = 0; s < length; ++s) {
+                if (before && before[s] == ancestor[s]) continue;  // still there
+                std::copy_n(slot(layer, first + ancestor[s], s), slot_size, gathered + s * slot_size);
+            }
+            std::copy_n(slot(layer, own_row, length), slot_size, gathered + length * slot_size);
+            before = row + 1 < count && rows.sentence[row + 1] / beam == own_row / beam ? ancestor : nullptr;
+            kernels().attend(1, qkv + row * 3 * width, 3 * width, gathered, slot_size, &length, heads,
+                             static_cast<int>(width) / heads, scratch, out + row * width);
         }
         if (ancestors) return;
         for_each_sentence_block(rows.sentence, 1, [&](int64_t row, int64_t block) {
-            kernels().attend(block, qkv + row * 3 * width, 3 * width, slot(layer, rows.sentence[row], 0),
-                             self_cache.row_size, rows.last_visible.data() + row, heads,
-                             static_cast<int>(width) / heads, scratch, out + row * width);
+            kernels().attend(block, qkv + row * 3 * width, 3 * width, slot(layer, rows.sentence[row], 0), slot_size,
+                             rows.last_visible.data() + row, heads, static_cast<int>(width) / heads, scratch,
+                             out + row * width);
         });
     };
     const auto attend_to_source = [&](size_t layer, const float* query, float* out) {

@@ -31,7 +31,7 @@ void GreedySearch::begin(Batch& batch) {
     const double began = seconds_now();
     if (drafter) drafter->begin_batch(batch);
     seconds[PREPARE] += seconds_now() - began;
-    const int64_t width = drafter ? drafter->max_width(batch) : 0;
+    const int64_t width = max_width(batch);
     verifier.begin(batch.sources, batch.columns + width + 1);
 }
 
@@ -39,7 +39,7 @@ int64_t GreedySearch::micro_batch_size(const Batch& batch, const RunOptions& opt
     const auto with_drafts = [&](int64_t width) {
         return std::max({int64_t{1}, options.min_sentences, options.micro_batch_rows / (1 + width)});
     };
-    const int64_t width = drafter ? drafter->max_width(batch) : 0;
+    const int64_t width = max_width(batch);
     if (!policy) return with_drafts(width);
     const int64_t without = std::min(with_drafts(0), batch.sentences());
     const int64_t drafting = std::min(with_drafts(policy->plan(without).width), without);

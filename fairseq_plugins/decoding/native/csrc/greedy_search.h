@@ -59,7 +59,13 @@ public:
     // Returns the number of sentences of a thread's micro-batch: enough for efficient products, drafts included.
     int64_t micro_batch_size(const Batch& batch, const RunOptions& options) const;
 
+    // Returns the maximum length of a draft of a batch.
+    int64_t max_width(const Batch& batch) const {
+        return filled_width > 0 ? filled_width : drafter ? drafter->max_width(batch) : 0;
+    }
+
     StageSeconds seconds{};
+    int64_t filled_width = 0;  // to measure costs: all drafts are filled to this length
 
 private:
     friend class Worker;

@@ -35,11 +35,6 @@ struct Kernels {
     void (*attend)(int64_t rows, const float* query, int64_t query_stride, const float* key_values, int64_t slot_stride,
                    const int64_t* last, int heads, int width, float* scratch, float* out);
 
-    // Computes attention of one query over slots that are scattered in memory, as those of a hypothesis are.
-    // key_values: [slots + 16], a pointer to each slot; the last 16 are padding that is read, but not used.
-    void (*attend_scattered)(const float* query, const float* const* key_values, int64_t slots, int heads, int width,
-                             float* scratch, float* out);
-
     // Layer normalisation of x[rows][width]; y may be x.
     void (*layer_norm)(const float* weight, const float* bias, float epsilon, const float* x, int64_t rows, int width,
                        float* y);
@@ -49,8 +44,7 @@ struct Kernels {
     void (*gru_step)(const float* from_input, const float* from_state, int64_t rows, int width, float* state);
 
     // Reductions of scores[size].
-    float (*sum_exp)(const float* scores, int64_t size, float max);                         // sum of e^(score - max)
-    float (*sum_exp_above)(const float* scores, int64_t size, float max, float threshold);  // of those above it
+    float (*sum_exp)(const float* scores, int64_t size, float max);  // sum of e^(score - max)
     float (*max)(const float* scores, int64_t size);
     // Index of the first score above `threshold`, from `begin` on; `size` if there is none.
     int64_t (*first_above)(const float* scores, int64_t begin, int64_t size, float threshold);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <stdexcept>
 
@@ -56,7 +57,12 @@ namespace {
 // Whether --sampling-topk or --sampling-topp keep a token. As in fairseq, the second one makes the first one void.
 bool is_kept(const float* scores, float shift, int64_t token, int64_t size, const SentenceLimits& limits) {
     const float score = scores[token];
-    if (limits.topp > 0) return !(kernels().sum_exp_above(scores, size, shift, score) >= limits.topp);
+    if (limits.topp > 0) {
+        thread_local std::vector<float> better;
+        better.clear();
+        std::copy_if(scores, scores + size, std::back_inserter(better), [&](float other) { return other > score; });
+        return !(kernels().sum_exp(better.data(), better.size(), shift) >= limits.topp);
+    }
     if (limits.topk <= 0) return true;
     return std::count_if(scores, scores + size, [&](float other) { return other > score; }) < limits.topk;
 }

@@ -146,7 +146,7 @@ void Worker::observe_outputs(const std::vector<int64_t>& sentences, const std::v
 
 void Worker::draft() {
     const int64_t sentences = work.active.size();
-    int64_t drafted = 0, width = search.drafter ? search.drafter->max_width(batch) : 0;
+    int64_t drafted = 0, width = search.max_width(batch);
     for (const int64_t b : work.active) drafted += batch.is_drafted[b];
     Drafts& drafts = work.drafts;
     drafts.survival_counts = nullptr;
@@ -182,7 +182,12 @@ void Worker::draft() {
         const int64_t allowed = std::min(drafts.max_count(index) - drafts.count(index), search.policy->width);
         for (int64_t t = 0; t < allowed; ++t) counts.drafts[t] += 1;
     }
-    search.drafter->draft(work);
+    if (search.filled_width > 0) {
+        search.drafter->costly().draft(work);
+        drafts.fill(0);
+    } else {
+        search.drafter->draft(work);
+    }
 }
 
 // Drafts the prefix (--prefix-size). The first iteration of a sentence drafts nothing else, even if its prefix is

@@ -94,37 +94,6 @@ __attribute__((noinline)) void attend_rows(const float* query, int64_t query_str
     }
 }
 
-// Scores of a query for LANES keys that are scattered in memory.
-__attribute__((always_inline)) inline void score_scattered(const float* query, const float* const* keys, int64_t offset,
-                                                           int width, float scale, float* result) {
-    Vector sums[LANES] = {};
-    int i = 0;
-    for (; i + LANES <= width; i += LANES) {
-        const Vector values = load(query + i);
-        for (int key = 0; key < LANES; ++key) sums[key] = fma(values, load(keys[key] + offset + i), sums[key]);
-    }
-    sum_lanes<LANES>(sums);
-    float products[LANES];
-    store(products, sums[0]);
-    for (int key = 0; key < LANES; ++key) {
-        for (int rest = i; rest < width; ++rest) products[key] += query[rest] * keys[key][offset + rest];
-        result[key] = scale * products[key];
-    }
-}
-
-// out[VECTORS * LANES] = weights * values that are scattered in memory.
-template <int VECTORS>
-__attribute__((always_inline)) inline void weighted_sum_scattered(const float* weights, int64_t slots,
-                                                                  const float* const* values, int64_t offset,
-                                                                  float* out) {
-    Vector sums[VECTORS] = {};
-    for (int64_t slot = 0; slot < slots; ++slot) {
-        const Vector weight = splat(weights[slot]);
-        for (int v = 0; v < VECTORS; ++v) sums[v] = fma(weight, load(values[slot] + offset + v * LANES), sums[v]);
-    }
-    for (int v = 0; v < VECTORS; ++v) store(out + v * LANES, sums[v]);
-}
-
 }  // namespace
 
 void attend(int64_t rows, const float* query, int64_t query_stride, const float* key_values, int64_t slot_stride,
@@ -132,33 +101,6 @@ void attend(int64_t rows, const float* query, int64_t query_stride, const float*
     with_count<ROW_BLOCK>(rows, [&](auto count) {
         attend_rows<count>(query, query_stride, key_values, slot_stride, last, heads, width, scratch, out);
     });
-}
-
-void attend_scattered(const float* query, const float* const* key_values, int64_t slots, int heads, int width,
-                      float* scratch, float* out) {
-    constexpr int VECTORS = 4;
-    const int64_t total = static_cast<int64_t>(heads) * width;
-    const float scale = 1 / std::sqrt(static_cast<float>(width));
-    for (int head = 0; head < heads; ++head) {
-        const int64_t offset = static_cast<int64_t>(head) * width;
-        for (int64_t slot = 0; slot < slots; slot += LANES) {
-            score_scattered(query + offset, key_values + slot, offset, width, scale, scratch + slot);
-        }
-        softmax(scratch, slots, slots - 1);
-        int column = 0;
-        for (; column + VECTORS * LANES <= width; column += VECTORS * LANES) {
-            weighted_sum_scattered<VECTORS>(scratch, slots, key_values, total + offset + column, out + offset + column);
-        }
-        for (; column + LANES <= width; column += LANES) {
-            weighted_sum_scattered<1>(scratch, slots, key_values, total + offset + column, out + offset + column);
-        }
-        for (; column < width; ++column) {
-            float sum = 0;
-            for (int64_t slot = 0; slot < slots; ++slot)
-                sum += scratch[slot] * key_values[slot][total + offset + column];
-            out[offset + column] = sum;
-        }
-    }
 }
 
 }  // namespace SPEC_DEC_ISA

@@ -10,8 +10,6 @@ namespace SPEC_DEC_ISA {
 
 void attend(int64_t rows, const float* query, int64_t query_stride, const float* key_values, int64_t slot_stride,
             const int64_t* last, int heads, int width, float* scratch, float* out);
-void attend_scattered(const float* query, const float* const* key_values, int64_t slots, int heads, int width,
-                      float* scratch, float* out);
 int64_t noisy_argmax(const float* scores, int64_t size, int64_t likely, const NoiseKey& key);
 
 namespace {
@@ -94,18 +92,6 @@ float sum_exp(const float* scores, int64_t size, float max) {
     return sum;
 }
 
-float sum_exp_above(const float* scores, int64_t size, float max, float threshold) {
-    Vector sums = {};
-    int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) {
-        const Vector values = load(scores + i), terms = vector_exp(values - splat(max));
-        sums += values > threshold ? terms : Vector{};
-    }
-    float sum = reduce_sum(sums);
-    for (; i < size; ++i) sum += scores[i] > threshold ? std::exp(scores[i] - max) : 0;
-    return sum;
-}
-
 float max(const float* scores, int64_t size) {
     constexpr int CHAINS = 4;  // independent maxima hide latency
     Vector maxima[CHAINS];
@@ -170,11 +156,9 @@ const Kernels& get_kernels() {
                                   &supports,
                                   &make_linear,
                                   &attend,
-                                  &attend_scattered,
                                   &layer_norm,
                                   &gru_step,
                                   &sum_exp,
-                                  &sum_exp_above,
                                   &max,
                                   &first_above,
                                   &argmax,
