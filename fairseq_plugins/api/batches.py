@@ -15,8 +15,8 @@ from fairseq_plugins.api.generators import CallSearch, Generators
 from fairseq_plugins.api.inputs import check_characters, check_string, warn_of_lines
 from fairseq_plugins.api.results import CallStatistics, RecordedStats, Step, Translation
 from fairseq_plugins.api.sentences import Input, Subwords, cut_texts, inputs_of
-from fairseq_plugins.api.text import TextCoder
 from fairseq_plugins.checkpoint.session import TaskSession
+from fairseq_plugins.data.sentences import is_blank
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.decoded import StepOutput
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
@@ -39,7 +39,6 @@ class BatchDecoder:
         self._session = session
         self._threads = threads
         self._spec, _ = methods.chosen(session.cfg.task)
-        self._text = TextCoder(session)
         self._generators = Generators(session, self._spec)
         self._lock = threading.RLock()
         usable_in_forks(self)
@@ -47,7 +46,7 @@ class BatchDecoder:
         # Build a generator, so that options that do not fit the model fail here, not at the first sentence.
         self._give_back(self._take(self._generators.search({})))
         # The task may put a language token before each source.
-        blank = self._sample([Input(self._text.source([]))])
+        blank = self._sample([Input(self._ids([]))])
         self.max_source_tokens: int = session.max_positions[0] + 1 - int(blank["net_input"]["src_lengths"][0])
 
     @property
@@ -55,15 +54,35 @@ class BatchDecoder:
         """Counts of this thread's last call; for an iterator that has not ended, counts so far."""
         return getattr(self._thread, "statistics", None) or CallStatistics()
 
+    def _tokenize(self, text: str) -> list[str]:
+        """Cut raw text into subwords of the source; none if it shows nothing."""
+        if is_blank(text):
+            return []
+        tokenizer, subwords = self._session.text_tools
+        line = text.strip()
+        line = tokenizer.encode(line) if tokenizer is not None else line
+        line = subwords.encode(line) if subwords is not None else line
+        return str(line).split()
+
+    def _ids(self, tokens: Sequence[str]) -> Tensor:
+        """Return the ids [S] of source subwords, followed by EOS."""
+        dictionary = self._session.task.source_dictionary
+        return torch.tensor([*map(dictionary.index, tokens), dictionary.eos()])
+
+    def _symbols(self, ids: Sequence[int]) -> list[str]:
+        """Return the target subwords of these ids, without EOS and language tokens."""
+        dictionary = self._session.task.target_dictionary
+        return [dictionary[index] for index in ids if index not in self._session.stripped]
+
     def _encode(self, text: str, name: str) -> Tensor:
         """Return the ids [S] of a sentence; errors name it."""
         check_string(text, name)
         check_characters(text, name)
         warn_of_lines(text, name)
-        return self._source(self._text.tokenize(text), name)
+        return self._source(self._tokenize(text), name)
 
     def _source(self, tokens: Sequence[str], name: str) -> Tensor:
-        source = self._text.source(tokens)
+        source = self._ids(tokens)
         if len(source) > self.max_source_tokens:
             problem = f"has {len(source)} tokens, and the model reads at most {self.max_source_tokens}"
             raise ConfigurationError(name, None, problem, "split it")
@@ -84,7 +103,7 @@ class BatchDecoder:
 
     def _cut(self, given: Any, argument: str, is_one: bool) -> list[list[list[str]]] | None:
         """Return target texts, those of one sentence or of several, as subwords."""
-        return None if given is None else cut_texts([given] if is_one else given, argument, self._text.tokenize)
+        return None if given is None else cut_texts([given] if is_one else given, argument, self._tokenize)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -200,10 +219,10 @@ class BatchDecoder:
         """Append an iteration's tokens to `output`, and return them as a `Step`."""
         output += step.tokens
         return Step(
-            tokens=self._text.symbols(step.tokens),
+            tokens=self._symbols(step.tokens),
             drafted=step.drafted,
             accepted=step.accepted,
-            text=self._text.join(output),
+            text=self._session.text(output),
             finished=step.finished,
         )
 
@@ -221,8 +240,8 @@ class BatchDecoder:
         hypothesis, *others = hypotheses
         tokens = hypothesis["tokens"].tolist()
         return Translation(
-            text=self._text.join(tokens),
-            tokens=self._text.symbols(tokens),
+            text=self._session.text(tokens),
+            tokens=self._symbols(tokens),
             score=float(hypothesis["score"]) if has_scores else math.nan,
             token_scores=hypothesis["positional_scores"].tolist() if has_scores else [math.nan] * len(tokens),
             emitted=emitted[hypothesis.get("sample", 0)] if emitted else None,

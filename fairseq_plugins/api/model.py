@@ -330,12 +330,12 @@ class Model(BatchDecoder):
         """
         check_string(text, "text")
         check_characters(text, "text")
-        return self._text.tokenize(text)
+        return self._tokenize(text)
 
     def detokenize(self, tokens: Sequence[str]) -> str:
         """Join target subwords to raw text, as `translate` does."""
         check_words(tokens, "tokens")
-        return self._text.join(self._text.target(tokens))
+        return self._session.text([*map(self._session.task.target_dictionary.index, tokens)])
 
     def knows(self, token: str) -> bool:
         """Return whether the target's dictionary has a subword."""

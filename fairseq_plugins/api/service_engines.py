@@ -49,7 +49,7 @@ class ContinuousEngine:
             generator.stats = RecordedStats(model.decoder)
             self._generator = generator
             self._arguments = self._constant_arguments()
-            _, limits, self._first_token = self._request(Input(model._text.source([])))
+            _, limits, self._first_token = self._request(Input(model._ids([])))
             backend = generator.backend
             if not isinstance(backend, KernelBackend):
                 raise Unsupported(backend.reason)

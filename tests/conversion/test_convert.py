@@ -99,7 +99,7 @@ def test_first_tokens_have_to_be_in_the_dictionary(tmp_path: Path) -> None:
         fairseq_plugins.load(out, device="cpu", forced_first_token="de_DE")
     model = fairseq_plugins.load(out, device="cpu")
     with error_about("--forced-first-token", "contradicts --prefix-size"):
-        sample = model._sample([Input(model._text.source(["w7"]))])
+        sample = model._sample([Input(model._ids(["w7"]))])
         model._session.task.inference_step(None, [], sample, prefix_tokens=torch.tensor([[0]]))
 
 
