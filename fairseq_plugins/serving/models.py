@@ -103,7 +103,13 @@ class ServedModel:
 
     def _load(self) -> Model:
         if self.languages is None:
-            return load(self.folder, threads=self.threads, **self.options)
+            try:
+                return load(self.folder, threads=self.threads, **self.options)
+            except ConfigurationError as error:
+                if "--source-lang" not in f"{error.option} {error.remedy}":
+                    raise
+                problem = error.problem if error.option is None else error.remedy
+                raise ConfigurationError("MODEL", self.folder, problem, f"give SOURCE-TARGET={self.folder}") from error
         source, target = self.languages
         try:
             return load(self.folder, threads=self.threads, source_lang=source, target_lang=target, **self.options)

@@ -57,6 +57,19 @@ def test_languages_are_the_models_or_the_given_ones() -> None:
         _ = own.model
 
 
+def test_languages_that_a_folder_does_not_tell(tmp_path: Path) -> None:
+    """The server has no --source-lang."""
+    for file in FOLDER.iterdir():
+        if file.name != "SHA256SUMS":
+            (tmp_path / file.name).symlink_to(file)
+    unknown, named = ServedModel(str(tmp_path)), ServedModel(str(tmp_path), ("en", "de"))
+    unknown.load()
+    assert unknown.problem.endswith("does not say which of de, en is the source; give SOURCE-TARGET=" + tmp_path.name)
+    named.load()
+    assert named.state == "ready"
+    named.close()
+
+
 def test_wrong_arguments_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["en=folder"]) == 2
     assert capsys.readouterr().err.strip().endswith("MODEL en=folder: give SOURCE-TARGET=FOLDER, such as en-de=folder")
