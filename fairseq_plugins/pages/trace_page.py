@@ -81,8 +81,7 @@ def page(name: str, trace: Trace, sentences: Iterable[TracedSentence]) -> tuple[
         eos = trace.target_symbols[sentence.output[-1]] if sentence.output else eos
         reference = None if sentence.target is None else target.number(sentence.target)
         tokens = source.number(sentence.source), reference, target.number(sentence.output)
-        text = [*tokens, sentence.log_probs, *([] if sentence.alignment is None else [sentence.alignment])]
-        texts.append(page_json(text))
+        texts.append(page_json([*tokens, sentence.log_probs]))
         iterations.append(
             page_json(
                 [

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from fairseq_plugins.decoding.backends import Backend
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.native.backend import NativeBackend
 from fairseq_plugins.decoding.reference.backend import TorchBackend
@@ -41,15 +40,13 @@ class Profile:
         self._last_change = 0.0
 
     def attach(self, generator: DraftVerifyGenerator) -> None:
-        """Start measuring a generator; its weights and captured graphs are kept."""
+        """Start measuring a generator, whose models stay as they are."""
         generate = generator._generate
-        wrapped: list[Backend] = []
 
         def timed_generate(sample: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
             backend = generator.backend
-            if isinstance(backend, TorchBackend) and backend not in wrapped:
+            if isinstance(backend, TorchBackend) and self.sentences == 0:
                 self._wrap(backend)
-                wrapped.append(backend)
             before = backend.seconds() if isinstance(backend, NativeBackend) else {}
             self.sentences += sample["net_input"]["src_tokens"].size(0)
             hypotheses = self._timed("other", generate)(sample, *args, **kwargs)

@@ -46,8 +46,6 @@ class TracedSentence:
     output: list[int]
     log_probs: list[float | None]  # of each output token
     iterations: list[Iteration]
-    # Of each output token but EOS, the index of the source token that it attends to most: --print-alignment hard.
-    alignment: list[int] | None = None
 
     @property
     def speed_up(self) -> float:
@@ -128,13 +126,11 @@ def _sentence(line: bytes, trace: Trace) -> TracedSentence:
     """Return the sentence of a line; raise ValueError if it is none."""
     sentence: TracedSentence = parse_json(line, TracedSentence)
     steps = [tokens for note in sentence.iterations for tokens in (note.draft, note.verifier)]
-    size, alignment = len(sentence.output), sentence.alignment or []
+    size = len(sentence.output)
     if not (
         _are_indices(sentence.source, trace.source_symbols)
         and all(_are_indices(ids, trace.target_symbols) for ids in (sentence.target or [], sentence.output, *steps))
         and sum(len(note.why) for note in sentence.iterations) == size == len(sentence.log_probs)
-        and len(alignment) <= size
-        and _are_indices(alignment, sentence.source)
         and all(map(_is_consistent, sentence.iterations))
     ):
         raise ValueError("its fields do not fit each other")

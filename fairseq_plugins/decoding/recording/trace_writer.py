@@ -123,22 +123,13 @@ class TraceWriter:
                 output=best["tokens"].tolist(),
                 log_probs=_rounded(best["positional_scores"].tolist()),
                 iterations=iterations,
-                alignment=_source_positions(best["alignment"]),
             )
-            record = {name: value for name, value in vars(sentence).items() if name != "alignment" or value is not None}
-            self._file.write(_json({**record, "iterations": [vars(note) for note in iterations]}))
+            self._file.write(_json({**vars(sentence), "iterations": [vars(note) for note in iterations]}))
         self._written += size
 
     def close(self) -> None:
         """Close the file and give it its final name, unless the run was interrupted."""
         self._file.close()
-
-
-def _source_positions(alignment: Any) -> list[int] | None:
-    """Return the source positions of fairseq's hard alignment; None for a soft one, or none."""
-    if not isinstance(alignment, list) or not all(isinstance(pair, tuple) for pair in alignment):
-        return None
-    return [source for source, _ in alignment]
 
 
 def _conditional(survival: Tensor) -> Tensor:

@@ -57,26 +57,6 @@ def test_beam_search_has_a_profile() -> None:
     assert used == {"verifier's encoder", "verifier", "other"}
 
 
-@pytest.mark.parametrize("backend", ["native", "torch"])
-def test_graphs_of_a_warm_up_are_kept(backend: str) -> None:
-    """Fused weights and captured graphs are kept: a profile must not measure building them."""
-    task = make_task()
-    verifier = make_transformer(task)
-    engine = Engine() if backend == "torch" else None
-    generator, _ = make_generator([verifier], task, Options("greedy"), engine=engine)
-    sample = make_sample(task, [3, 8, 5])
-    generator.generate([verifier], sample)
-    warm = generator.backend
-    profile = Profile()
-    profile.attach(generator)
-    generator.generate([verifier], sample)
-    assert generator.backend is warm and profile.seconds["verifier"] > 0
-    verifier.load_state_dict(verifier.state_dict())
-    before = profile.seconds["verifier"]
-    generator.generate([verifier], sample)
-    assert generator.backend is not warm and profile.seconds["verifier"] > before
-
-
 def test_command_line(corpus: Corpus) -> None:
     """--profile prints the table; fairseq's own search has none."""
     common = f"{corpus.data} --task spec_dec --path {corpus.verifier} --batch-size 12 --cpu"

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from fairseq.utils import extract_hard_alignment, extract_soft_alignment
 
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.method import Method
@@ -63,7 +62,6 @@ def traced(
     sample: dict[str, Any],
     method: Options | Drafter | Method,
     model: Any = None,
-    extract_alignment: Any = None,
     **more: Any,
 ) -> tuple[Trace, list]:
     """Decode with a trace; return the trace and the hypotheses."""
@@ -74,7 +72,6 @@ def traced(
     settings = asdict(method.options) if isinstance(method, Options) else {}
     writer = TraceWriter(str(path), task.source_dictionary, task.target_dictionary, spec, settings)
     generator, _ = make_generator([verifier], task, method, model, trace=writer, max_len_b=20)
-    generator.extract_alignment = extract_alignment
     hypotheses = generator.generate([verifier], sample, **more)
     assert not path.exists(), "has its name before the run has ended"
     writer.close()
@@ -371,14 +368,3 @@ def test_nothing_to_trace(decoder: str, scores_reference: bool, is_one_run: bool
     with refused(message):
         check_traceable("t", methods.find(decoder), scores_reference, is_one_run)
     check_traceable("t", methods.find("gad"), False, True)
-
-
-def test_hard_alignments_are_source_positions(tmp_path: Path, task: Any, verifier: Any) -> None:
-    sample = make_sample(task, LENGTHS)
-    trace, hypotheses = traced(tmp_path / "t", task, verifier, sample, Options("greedy"), None, extract_hard_alignment)
-    for sentence, (hypothesis,) in zip(trace.sentences, hypotheses, strict=True):
-        assert sentence.alignment == [source for source, _ in hypothesis["alignment"]]
-        assert len(sentence.alignment) in (len(sentence.output) - 1, 0)
-    assert any(sentence.alignment for sentence in trace.sentences)
-    soft, _ = traced(tmp_path / "s", task, verifier, sample, Options("greedy"), None, extract_soft_alignment)
-    assert all(sentence.alignment is None for sentence in soft.sentences)
