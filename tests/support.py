@@ -190,21 +190,23 @@ def fairseq_beam(
     """Decode with fairseq's own generator at any beam."""
     per_batch = _per_batch(options)
     generator = SequenceGenerator(models, task.target_dictionary, beam_size=beam, **options)
-    step, margins = generator.search.step, [math.inf] * len(sample["net_input"]["src_tokens"])
+    step, size = generator.search.step, len(sample["net_input"]["src_tokens"])
+    # fairseq's search names the sentences by their ids.
+    margins = dict.fromkeys(sample["id"].tolist() if "id" in sample else range(size), math.inf)
 
     def recorded_step(number: int, lprobs: Tensor, scores: Tensor | None, *more: Any) -> Any:
         # At first all rows of a sentence are equal.
         totals = lprobs[:, :1] if number == 0 else lprobs + scores[:, :, number - 1 : number]
         best = totals.flatten(1).topk(min(2 * beam + 1, totals[0].numel())).values
         gaps = (best[:, :-1] - best[:, 1:]).nan_to_num(math.inf)  # of two forbidden candidates
-        sentences = more[1].tolist() if len(more) > 1 else range(len(gaps))
+        sentences = more[1].tolist() if len(more) > 1 else list(margins)[: len(gaps)]
         for sentence, gap in zip(sentences, gaps.amin(1).tolist(), strict=True):
             margins[sentence] = min(margins[sentence], gap)
         return step(number, lprobs, scores, *more)
 
     generator.search.step = recorded_step
     hypotheses = FairseqHypotheses(generator.generate(models, sample, **per_batch))
-    hypotheses.margins = margins
+    hypotheses.margins = list(margins.values())
     return hypotheses
 
 
