@@ -59,7 +59,7 @@ def test_exit_status_is_that_of_a_process(programs: Path, redirection: str) -> N
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
 def test_signals_of_the_client_reach_the_command(programs: Path, tmp_path: Path, number: signal.Signals) -> None:
-    program = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(100)"
+    program = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(500)"
     file = tmp_path / "process"
     process = subprocess.Popen(
         [programs / "python", "-c", program, file],
@@ -69,8 +69,8 @@ def test_signals_of_the_client_reach_the_command(programs: Path, tmp_path: Path,
     while not file.exists() or not file.read_text():
         time.sleep(0.01)
     process.send_signal(number)
-    assert process.wait(10) == -number
-    for _ in range(500):
+    assert process.wait(200) == -number
+    for _ in range(20_000):
         if not Path(f"/proc/{file.read_text()}").exists():
             return
         time.sleep(0.01)

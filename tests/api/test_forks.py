@@ -13,8 +13,8 @@ from fairseq_plugins import Memory
 from tests.api.released import loaded
 
 
-def status_of_fork(holds: Callable[[], bool], seconds: float = 20) -> int:
-    """Return the exit status of a child: 0 if `holds` returns true, -9 if it takes too long."""
+def status_of_fork(holds: Callable[[], bool]) -> int:
+    """Return the exit status of a child: 0 if `holds` returns true, -9 if it hangs."""
     process = os.fork()
     if process == 0:
         status = 3
@@ -22,7 +22,7 @@ def status_of_fork(holds: Callable[[], bool], seconds: float = 20) -> int:
             status = 0 if holds() else 1
         finally:
             os._exit(status)
-    end = time.monotonic() + seconds
+    end = time.monotonic() + 200
     while time.monotonic() < end:
         ended, status = os.waitpid(process, os.WNOHANG)
         if ended:
@@ -54,7 +54,8 @@ def test_children_decode(decoder: str, tmp_path: Path) -> None:
     for worker in workers:
         worker.start()
     try:
-        assert [status_of_fork(holds) for _ in range(3)] == [0] * 3
+        for _ in range(3):
+            assert status_of_fork(holds) == 0
     finally:
         stop.set()
         for worker in workers:

@@ -90,7 +90,7 @@ def test_translations_are_those_of_translate(decoder: str, options: dict[str, An
             assert [*ours.token_scores, ours.score] == pytest.approx([*theirs.token_scores, theirs.score], abs=rounding)
             assert [other.text for other in ours.alternatives] == [other.text for other in theirs.alternatives]
             assert ours.emitted is None if theirs.emitted is None else len(ours.token_scores) == sum(ours.emitted or [])
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while service.sentences:  # counted down after the last result has been set
             assert time.monotonic() < deadline
 
@@ -214,7 +214,7 @@ def test_closing_waits_and_then_drops(model: Model) -> None:
     service = model.service()
     long = service.submit(TEXTS[0], **ENDLESS)
     started = time.monotonic()
-    assert not service.close(0.01) and time.monotonic() - started < 10
+    assert not service.close(0.01) and time.monotonic() - started < 60
     with pytest.raises(ServiceClosed):
         long.result(0)
 

@@ -323,7 +323,7 @@ def test_interrupted_run_keeps_what_it_has(released: Released, programs: Path, t
     more += ("--num-workers", "1")
     process = start(released, "fairseq-generate", *more, redirect=f"> {output}", programs=programs)
     partial = Path(f"{stats}.partial")
-    for _ in range(600):
+    for _ in range(3000):
         if partial.exists() and partial.read_text().count("\n") > 3:
             break
         time.sleep(0.1)

@@ -69,7 +69,7 @@ def test_a_training_stops_with_a_checkpoint(corpus: Corpus, programs: Path, tmp_
         assert run.poll() is None
         time.sleep(0.05)
     run.send_signal(signal.SIGUSR1)
-    _, said = run.communicate(timeout=100)
+    _, said = run.communicate(timeout=300)
     assert said == "Stopped by SIGUSR1. The same command resumes here.\n" and run.returncode == 138
     # At the end of an epoch the best one is saved, and copied as the last one.
     saved = re.findall(r"Saved checkpoint \S*checkpoint_(?:best|last).pt \(epoch \d+ @ (\d+) updates", log.read_text())
@@ -77,11 +77,11 @@ def test_a_training_stops_with_a_checkpoint(corpus: Corpus, programs: Path, tmp_
     assert "begin validation" not in log.read_text().partition("Stopping training")[2]
     is_within_epoch = float(re.findall(r'"update": ([\d.]+)', log.read_text())[-1]) % 1 > 0
     updates = int(saved[-1]) + 3
-    assert train(corpus, programs, stopped, updates, processes).wait(100) == 0
+    assert train(corpus, programs, stopped, updates, processes).wait(300) == 0
     assert re.search(rf"Loaded checkpoint .*@ {saved[-1]} updates\)", log.read_text())
     # After the end of an epoch fairseq itself goes on with another order of batches than without a stop.
     if processes == 1 and is_within_epoch:
-        assert train(corpus, programs, whole, updates).wait(100) == 0
+        assert train(corpus, programs, whole, updates).wait(300) == 0
         models = [torch.load(folder / "checkpoint_last.pt")["model"] for folder in (stopped, whole)]
         assert all(torch.equal(value, models[1][name]) for name, value in models[0].items())
 

@@ -10,7 +10,7 @@ from fairseq_plugins.serving.models import ServedModel  # noqa: E402
 from fairseq_plugins.serving.settings import Settings  # noqa: E402
 from tests.serving.running import FOLDER, Client, serving  # noqa: E402
 
-LIMITS = Settings(max_characters=4000, timeout=20, origins=("https://example.org",))
+LIMITS = Settings(max_characters=4000, timeout=200, origins=("https://example.org",))
 
 
 @pytest.fixture(scope="session")

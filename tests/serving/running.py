@@ -77,7 +77,7 @@ class Client:
         connection.sendall(head.encode() + data)
         return connection
 
-    def wait_until(self, condition: Any, seconds: float = 30) -> None:
+    def wait_until(self, condition: Any, seconds: float = 500) -> None:
         """Wait until a condition holds."""
         deadline = time.monotonic() + seconds
         while not condition():
@@ -91,7 +91,7 @@ def serving(models: list[ServedModel], settings: Settings) -> Iterator[Client]:
     server = Process(models, settings, grace=0.3)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 500
     while not server.started or any(model.state == "loading" for model in models):
         assert time.monotonic() < deadline and thread.is_alive()
         time.sleep(0.02)

@@ -3,7 +3,6 @@
 import logging
 import socket
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -85,7 +84,7 @@ def test_clients_that_leave_or_read_slowly_hold_up_nobody(client: Client, served
     client.wait_until(lambda: served.sentences == 8)
     assert client.post("/translate", {"q": SECRET, "target": "de"})["translatedText"]
     connection.close()
-    client.wait_until(lambda: served.sentences == 0, 10)
+    client.wait_until(lambda: served.sentences == 0)
 
 
 def test_a_client_that_leaves_amid_its_request_is_no_error(client: Client, caplog: pytest.LogCaptureFixture) -> None:
@@ -102,14 +101,13 @@ def test_a_full_server_refuses_at_once(client: Client, served: ServedModel) -> N
     client.post("/v1/translate", beams)
     held = client.send("/v1/translate", {**LONG, "text": 2 * LONG["text"]})
     client.wait_until(lambda: served.sentences == 16)
-    started = time.monotonic()
     status, headers, answer = client.ask("POST", "/translate", {"q": SECRET, "target": "de"})
-    assert time.monotonic() - started < 2
+    assert served.sentences == 16
     assert (status, headers["retry-after"]) == (503, "1") and "is busy; try again later" in answer["error"]
     assert client.ask("POST", "/v1/translate", beams)[0] == 503
     assert client.get("/health") == {"status": "ok"}
     held.close()
-    client.wait_until(lambda: served.sentences == 0, 10)
+    client.wait_until(lambda: served.sentences == 0)
     assert client.post("/translate", {"q": SECRET, "target": "de"})["translatedText"]
 
 
@@ -122,28 +120,29 @@ def test_of_a_request_with_a_wrong_sentence_none_is_decoded(client: Client, serv
 def test_making_a_service_of_another_way_holds_up_nobody(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop asks for the service of each request."""
     own, begun, may_end = ServedModel(str(FOLDER), threads=1), threading.Event(), threading.Event()
+    ended: list[bool] = []
     own.load()
 
     def slow(model: Model, decoder: str) -> Model:
         begun.set()
-        may_end.wait(20)
+        ended.append(may_end.wait(60))
         return with_decoder(model, decoder)
 
     monkeypatch.setattr(models, "with_decoder", slow)
     thread = threading.Thread(target=own.service, args=["beams"])
     thread.start()
-    begun.wait(20)
-    started = time.monotonic()
-    assert own.service("default").engine and time.monotonic() - started < 10
+    begun.wait()
+    assert own.service("default").engine
     may_end.set()
     thread.join()
+    assert ended == [True], "it was held up until the wait ran out"
     assert own.decoder("beams") == "fast-beam"
     own.close()
 
 
-def test_keys_and_time(served: ServedModel) -> None:
+def test_keys(served: ServedModel) -> None:
     own = ServedModel(str(FOLDER), ("x", "y"), threads=1, max_waiting=8)
-    with serving([own], Settings(api_keys=frozenset(["key", "other"]), timeout=0.3)) as client:
+    with serving([own], Settings(api_keys=frozenset(["key", "other"]))) as client:
         asked = {"q": SECRET, "target": "y"}
         assert client.ask("POST", "/translate", asked)[0] == 401
         assert client.ask("POST", "/translate", {**asked, "api_key": "wrong"})[0] == 403
@@ -153,12 +152,16 @@ def test_keys_and_time(served: ServedModel) -> None:
         assert client.post("/translate", {**asked, "api_key": "other"})["translatedText"] == text
         assert client.post("/translate", asked, Authorization="Bearer key")["translatedText"] == text
         assert client.get("/frontend/settings")["keyRequired"] and client.get("/ready")["ready"]
-        slow = {**LONG, "target": "y", "api_key": "key"}
-        status, _, answer = client.ask("POST", "/v1/translate", slow)
+
+
+def test_requests_that_take_too_long_are_dropped() -> None:
+    own = ServedModel(str(FOLDER), threads=1)
+    with serving([own], Settings(timeout=0.1)) as client:
+        status, _, answer = client.ask("POST", "/v1/translate", LONG)
         assert status == 504 and "takes too long" in answer["error"]
-        kind, data = client.events(slow)[-1]
+        kind, data = client.events(LONG)[-1]
         assert kind == "error" and "takes too long" in data["error"]
-        client.wait_until(lambda: own.sentences == 0, 5)
+        client.wait_until(lambda: own.sentences == 0)
 
 
 def test_requests_during_loading_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +170,7 @@ def test_requests_during_loading_and_at_the_end(monkeypatch: pytest.MonkeyPatch)
     load = own.load
 
     def waits() -> None:
-        may_load.wait(30)
+        may_load.wait()
         load()
 
     monkeypatch.setattr(own, "load", waits)

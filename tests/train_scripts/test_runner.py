@@ -31,7 +31,7 @@ def environment(**variables: str) -> dict[str, str]:
 def run(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command of the runner, as a script does."""
     return subprocess.run(
-        [*COMMAND, *arguments], cwd=folder, env=environment(**variables), capture_output=True, text=True, timeout=60
+        [*COMMAND, *arguments], cwd=folder, env=environment(**variables), capture_output=True, text=True, timeout=300
     )
 
 
@@ -73,7 +73,7 @@ def test_other_failures_are_one_line(tmp_path: Path) -> None:
 def sleeping(tmp_path: Path) -> Iterator[subprocess.Popen]:
     """A runner in the middle of a stage that writes its process id and waits."""
     script = ["stage", "out", "sleep", "log", "bash", "-c",
-              "echo $$ >started.partial; mv started.partial started; exec sleep 50"]  # fmt: skip
+              "echo $$ >started.partial; mv started.partial started; exec sleep 500"]  # fmt: skip
     runner = subprocess.Popen(
         [*COMMAND, *script], cwd=tmp_path, env=environment(LOCK="models.lock"), stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE, text=True,
@@ -99,7 +99,7 @@ def test_a_runner_that_is_ended_ends_its_command(
 ) -> None:
     child = int((tmp_path / "started").read_text())
     sleeping.send_signal(sent)
-    _, said = sleeping.communicate(timeout=20)
+    _, said = sleeping.communicate(timeout=200)
     assert sleeping.returncode == 128 + sent
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
@@ -284,7 +284,7 @@ def recipe(script: Path, folder: Path, *options: str, **variables: str) -> subpr
     path = os.pathsep.join([variables.pop("PATH", ""), str(Path(sys.executable).parent), os.environ["PATH"]])
     return subprocess.run(
         ["bash", str(script), *options], cwd=folder, env={**left, "GPUS": "0", **variables, "PATH": path},
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=300,
     )  # fmt: skip
 
 
