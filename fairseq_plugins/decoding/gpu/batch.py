@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fairseq_plugins.decoding.gpu.kernels.arguments import Places
 from fairseq_plugins.decoding.gpu.kernels.constants import ALWAYS, AT_BEGINNING, STATUS, TOKENS, TOO_EARLY
 from fairseq_plugins.decoding.gpu.runner import PART, PART_OF_BEAMS
 from fairseq_plugins.decoding.reference.rows import from_host
@@ -82,12 +83,14 @@ class Batch:
         self.sizes = sizes
         # Of each hypothesis, one after the other.
         columns = max(sizes.beam, 1) * sizes.columns
+        self.columns = columns
         self.tokens, self.log_probs = zeros(places, columns), zeros(places, columns, dtype=torch.float32)
         # `active` is 0 for an idle place, else how many rows of its sentence are needed.
         self.lengths, self.active, self.emitted, self.last_row = (zeros(places) for _ in range(4))
-        self.draft, self.num_drafted = zeros(places, max(sizes.drafted, 1)), zeros(places)
+        self.draft_stride, self.source_stride = max(sizes.drafted, 1), sizes.sources + TILE
+        self.draft, self.num_drafted = zeros(places, self.draft_stride), zeros(places)
         self.status = zeros(places, STATUS.value)
-        self.source = zeros(places, sizes.sources + TILE)
+        self.source = zeros(places, self.source_stride)
         self.source_lengths, self.source_ends = zeros(places), zeros(places)
         self.bases, self.source_bases = (zeros(places, dtype=torch.long) for _ in range(2))
         # Of all sentences, with bits of each token, and of each: kernels/constants.py.
@@ -95,11 +98,16 @@ class Batch:
         self.place_limits = zeros(places, _TOKENS)
         self.noise_keys = zeros(places, 4)
         self._limits_of_tokens: tuple[Sequence[int], ...] = ()
-        self.prefix = zeros(places, sizes.outputs)
+        self.prefix, self.prefix_stride = zeros(places, sizes.outputs), sizes.outputs
         # Of the launches that come next: parts of attention to outputs and to sources; whether tokens are drawn, and
         # whether --sampling-topk or --sampling-topp keep only some.
         self.parts = (1, 1)
         self.draws = self.keeps = False
+
+    @property
+    def arguments(self) -> Places:
+        """What kernels read and write."""
+        return Places(**{name: getattr(self, name) for name in Places._fields})
 
     def set_limits(
         self,

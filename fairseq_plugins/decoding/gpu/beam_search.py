@@ -64,22 +64,21 @@ class BeamSearch(Search):
         launch = self.runner.launch
         x = self.x[: count * model.width].view(count, model.width)
         into = self.scores.of_rows(count)
-        step = self.begin_step(places, beam, x, into, batch.num_drafted, self.ancestors)
+        arguments = batch.arguments
+        step = self.begin_step(places, beam, x, into, arguments, self.ancestors)
         state = self.runner.run(step, x, self.cache, self.source_cache)
         assert model.projection is not None
         score(self.runner, step, state, model.projection, into, batch, draws=False, is_limited=True)
         ranks, hypotheses = triton.next_power_of_2(2 * beam), triton.next_power_of_2(beam)
         kernels.best_continuations[(count,)](
-            into.best_scores, into.best_tokens, into.peaks, into.sums, into.watched_scores, into.only,
-            self.candidate_scores, self.candidate_tokens, into.normalizer, batch.active, into.tiles, BEAM=beam,
+            arguments, into, self.candidate_scores, self.candidate_tokens, BEAM=beam,
             BEST=into.best, COUNT=2 * beam, RANKS=ranks, TILES=triton.next_power_of_2(into.tiles), num_warps=4,
             **launch,
         )  # fmt: skip
         kernels.advance_beams[(places,)](
-            self.candidate_scores, self.candidate_tokens, into.normalizer, batch.prefix, batch.place_limits,
-            batch.tokens, batch.log_probs, self.ancestors, self.sums, self.ended_tokens, self.ended_log_probs,
-            self.ended_scores, self.ended_lengths, self.num_ended, batch.lengths, batch.active, batch.status,
-            self.sizes.columns, batch.prefix.stride(0), into.outputs, BEAM=beam, COUNT=2 * beam, HYPOTHESES=hypotheses,
+            arguments, into, self.candidate_scores, self.candidate_tokens, self.ancestors, self.sums,
+            self.ended_tokens, self.ended_log_probs, self.ended_scores, self.ended_lengths, self.num_ended, BEAM=beam,
+            COUNT=2 * beam, HYPOTHESES=hypotheses,
             RANKS=ranks, COLUMNS=_COLUMNS, num_warps=min(8, max(1, ranks * hypotheses // 512)), **launch,
         )  # fmt: skip
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.kernels import attention
 from fairseq_plugins.decoding.gpu.kernels import layers as kernels
+from fairseq_plugins.decoding.gpu.kernels.arguments import Embedding, ProductInput
 from fairseq_plugins.decoding.gpu.kernels.constants import Activation, InputKind, OutputKind
 from fairseq_plugins.decoding.gpu.weights import Layer, Linear, Norm, Transformer
 
@@ -94,20 +95,29 @@ class Input:
         """Return the input of a layer's product: in pre-norm layers, the sum is normalised for it only."""
         return replace(self, kind=InputKind.PRE_NORM, norm=norm) if layer.normalize_before else self
 
-    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
-        """Return the arguments of a kernel for x .. norm_bias, and the constants that belong to them."""
-        none = self.x
-        norm = self.norm or Norm(none, none)
-        given = [
-            self.x, self.x.stride(0), none if self.parts is None else self.parts, none if self.bias is None else
-            self.bias, norm.weight, norm.bias,
-        ]  # fmt: skip
+    def arguments(
+        self,
+        new_x: Tensor | None = None,
+        normal: Tensor | None = None,
+        table: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> tuple[ProductInput, dict[str, Any]]:
+        """Return the input of a kernel, and the constants that belong to it."""
+        none, norm = self.x, self.norm or Norm(self.x, self.x)
+        assert norm.weight is not None and norm.bias is not None
+        new_x, parts, before, normal, positions = (
+            none if value is None else value for value in (new_x, self.parts, self.bias, normal, positions)
+        )
         constants = {
             "INPUT": int(self.kind),
             "NPARTS": 0 if self.parts is None else self.parts.size(0),
             "HAS_BEFORE": self.bias is not None,
             "eps": norm.eps,
         }
+        given = ProductInput(
+            self.x, self.x.stride(0), parts, before, norm.weight, norm.bias, new_x, new_x.stride(0), normal,
+            none if table is None else table, 0 if table is None else table.size(0), positions,
+        )  # fmt: skip
         return given, constants
 
 
@@ -223,12 +233,15 @@ class Runner:
     def rows_arguments(self, x: Tensor) -> dict[str, Any]:
         """Return the arguments of a kernel that embeds the rows of a step, into x [rows, D]."""
         model = self.model
-        none, table, norm = model.embedding, model.positions, model.embedding_norm
+        table, norm = model.positions, model.embedding_norm
+        none = model.embedding
+        embedding = Embedding(
+            model.embedding, none if table is None else table, none if norm.weight is None else norm.weight,
+            none if norm.bias is None else norm.bias, x, model.width, x.stride(0),
+            0 if table is None else table.size(0), model.scale,
+        )  # fmt: skip
         return {
-            "embedding": model.embedding, "table": none if table is None else table,
-            "norm_weight": norm.weight if norm else none, "norm_bias": norm.bias if norm else none, "x": x,
-            "width": model.width, "x_stride": x.stride(0), "table_size": 0 if table is None else table.size(0),
-            "scale": model.scale, "eps": norm.eps, "HAS_TABLE": table is not None, "HAS_NORM": bool(norm),
+            "embedding": embedding, "eps": norm.eps, "HAS_TABLE": table is not None, "HAS_NORM": bool(norm),
             "WIDTH": padded(model.width), "num_warps": 4, **self.launch,
         }  # fmt: skip
 
@@ -257,7 +270,7 @@ class Runner:
         `residual_rows` are added to each D outputs. With `read_rows`, one row of each sentence is read.
         """
         tiles = Tiles.of(step.rows, self.model.width, self.dtype)
-        given, constants = state.arguments()
+        given, constants = state.arguments(new_x, normal, position_table, step.positions)
         split = chunks(layer.inputs, self.dtype)
         parts = 1
         if output == OutputKind.PARTS:
@@ -265,17 +278,15 @@ class Runner:
             parts = triton.cdiv(layer.inputs, split["CHUNK"] * split["CHUNKS"])
             split["EVEN"] = split["CHUNKS"] == 1 and layer.inputs % split["CHUNK"] == 0
         has_bias = layer.bias is not None and output != OutputKind.PARTS
-        none, new_x = state.x, state.x if new_x is None else new_x
-        table = none if position_table is None else position_table
+        none = state.x
         rows = step.rows if read_rows is None else step.rows // step.per_sentence
         row_map = read_rows if residual_rows is None else residual_rows
         grid = (triton.cdiv(layer.outputs, tiles.outputs), triton.cdiv(rows, tiles.rows), parts)
         kernels.linear[grid](
-            *given, new_x, new_x.stride(0), none if normal is None else normal, table, step.positions, layer.weight,
-            layer.bias if has_bias else none, out, none if residual is None else residual,
+            given, layer.weight, layer.bias if has_bias else none, out, none if residual is None else residual,
             step.active if row_map is None else row_map, none if cache is None else cache,
             step.slots if slots is None else slots, step.active, step.rows, step.per_sentence, layer.outputs,
-            layer.inputs, table.size(0), 1 if residual is None else residual.size(1), layer_stride, OUTPUT=int(output),
+            layer.inputs, 1 if residual is None else residual.size(1), layer_stride, OUTPUT=int(output),
             ACTIVATION=int(activation), HAS_BIAS=has_bias, ADD=position_table is not None, KEEP=normal is not None,
             READS=read_rows is not None, ADDS=residual is not None, MAPS=residual_rows is not None, WIDTH=width,
             ROWS=tiles.rows, OUTPUTS=tiles.outputs, num_warps=tiles.warps, **constants, **split, **self.launch,
@@ -333,7 +344,7 @@ class Runner:
     ) -> Tensor:
         """Launch attention; return the partial results [heads, rows, D] of the output projection."""
         tiles, width = Tiles.of(step.rows, self.model.width, self.dtype), self.model.width
-        given, constants = state.arguments()
+        given, constants = state.arguments(new_x_or_query)
         # With 32 rows and a projection of the query, registers do not suffice.
         tile = 16 if query is not None or step.per_sentence <= 16 or self.dtype == torch.float32 else 32
         results = self._parts(0 if query is None else 1, layer.heads, step.rows)
@@ -351,7 +362,7 @@ class Runner:
         into, peaks = (results, results) if parts == 1 else self.memory.split_attention(parts, layer.heads, step.rows)
         shape = {"ROWS": tile, "HEAD": head, "OUTPUTS": outputs, "BEAM": beam}
         attention.attend[*grid, out_tiles if parts == 1 else parts](
-            *given, new_x_or_query, out.weight if query is None else query.weight,
+            given, out.weight if query is None else query.weight,
             query.bias if query is not None and has_bias else state.x, new_x_or_query, cache, bases, last,
             last if ancestors is None else ancestors, 0 if ancestors is None else ancestors.size(-1), out.weight, into,
             peaks, step.active, step.rows, step.per_sentence, width, width // layer.heads,

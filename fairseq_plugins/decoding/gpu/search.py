@@ -11,6 +11,7 @@ from fairseq_plugins.decoding.gpu.acceptance import Acceptance
 from fairseq_plugins.decoding.gpu.batch import TILE, Batch, Sizes
 from fairseq_plugins.decoding.gpu.drafter import Drafter
 from fairseq_plugins.decoding.gpu.kernels import rows, scores
+from fairseq_plugins.decoding.gpu.kernels.arguments import Places
 from fairseq_plugins.decoding.gpu.kernels.constants import Activation, OutputKind
 from fairseq_plugins.decoding.gpu.runner import DecoderStep, Input, Runner
 from fairseq_plugins.decoding.gpu.vocabulary import Scores, choose_best, make_scores, score
@@ -90,9 +91,7 @@ class EncoderRunner:
         model, batch, count = self.model, self.batch, tiles * TILE
         tokens, places, begins, sizes = self.parts(tiles)
         rows.source_rows[(count,)](
-            tokens, places, begins, sizes, batch.source_bases, self.own_slots, self.slots, self.last_visible,
-            batch.source, batch.source_lengths, batch.source_ends, batch.tokens, batch.place_limits, batch.lengths,
-            batch.active, batch.emitted, batch.num_drafted, batch.source.stride(0), batch.tokens.stride(0),
+            batch.arguments, tokens, places, begins, sizes, self.own_slots, self.slots, self.last_visible,
             **self.runner.rows_arguments(self.x),
         )  # fmt: skip
         # The host writes the sizes before, and they are 0 where no sentence is.
@@ -145,15 +144,13 @@ class Search:
         return self.kept_scores[-1][:size].view(rows, into.outputs)
 
     def begin_step(
-        self, places: int, each: int, x: Tensor, into: Scores, num_drafted: Tensor, ancestors: Tensor | None = None
+        self, places: int, each: int, x: Tensor, into: Scores, arguments: Places, ancestors: Tensor | None = None
     ) -> DecoderStep:
         """Launch what begins a step of `each` rows of a place, and writes their inputs to x [rows, D]."""
         batch, count = self.batch, places * each
         positions, slots = self.positions[:count], self.slots[:count]
         rows.step_rows[(count,)](
-            batch.tokens, batch.lengths, batch.draft, num_drafted, batch.prefix, batch.place_limits, batch.bases,
-            positions, slots, into.only, into.row_limits, into.watched, self.needed, batch.active, self.sizes.columns,
-            batch.draft.stride(0), batch.prefix.stride(0), each, OF_BEAMS=ancestors is not None,
+            arguments, into, positions, slots, self.needed, each, OF_BEAMS=ancestors is not None,
             STEPS=triton.next_power_of_2(each), **self.runner.rows_arguments(x),
         )  # fmt: skip
         return DecoderStep(
@@ -236,7 +233,7 @@ class GreedySearch(Search):
         features, kept = self._kept(count)
         x = kept.get(0, self.x[: count * model.width].view(count, model.width))
         into = self.scores.of_rows(count)
-        step = self.begin_step(places, width + 1, x, into, batch.num_drafted if width > 0 else self.no_drafts[:places])
+        step = self.begin_step(places, width + 1, x, into, self._arguments(width))
         state = self.runner.run(step, x, self.cache, self.source_cache, kept)
         hidden = self.hidden[: count * model.width].view(count, model.width)
         new_x = kept.get(len(model.layers))
@@ -254,16 +251,18 @@ class GreedySearch(Search):
 
     def accept(self, places: int, width: int) -> None:
         """Launch acceptance, which appends tokens and ends sentences."""
-        batch, into, rule = self.batch, self.scores, self.acceptance
+        into, rule = self.scores, self.acceptance
         scores.accept[(places,)](
-            into.token, into.log_prob, into.normalizer, into.watched_scores, into.best_scores, into.only,
-            into.row_limits, batch.limits, batch.draft, batch.num_drafted if width > 0 else self.no_drafts[:places],
-            batch.penalties if self.values is None else self.values, batch.tokens, batch.log_probs, batch.lengths,
-            batch.active, batch.emitted, batch.last_row, batch.status, batch.tokens.stride(0), batch.draft.stride(0),
-            width + 1, into.tiles, rule.tau, rule.epsilon, MIN_BLOCK=rule.min_block, BETA=rule.top_beta,
+            self._arguments(width), into, self.batch.penalties if self.values is None else self.values,
+            width + 1, rule.tau, rule.epsilon, MIN_BLOCK=rule.min_block, BETA=rule.top_beta,
             DISTANCE=self.values is not None, BEST=into.best, STEPS=triton.next_power_of_2(width + 1),
             CHUNK=64, num_warps=4, **self.runner.launch,
         )  # fmt: skip
+
+    def _arguments(self, width: int) -> Places:
+        """Return the places for a step with drafts of this width."""
+        places = self.batch.arguments
+        return places if width > 0 else places._replace(num_drafted=self.no_drafts)
 
     def _kept(self, count: int) -> tuple[Tensor | None, dict[int, Tensor]]:
         """Return memory for the states that the drafter reads: [rows, F], and its views by layer."""

@@ -17,7 +17,9 @@ from fairseq_plugins.decoding.gpu import batch, beam_search, runner
 from fairseq_plugins.decoding.gpu import interface as gpu
 from fairseq_plugins.decoding.gpu.backend import GpuBackend
 from fairseq_plugins.decoding.gpu.kernels import hypotheses as kernels
+from fairseq_plugins.decoding.gpu.kernels.arguments import Places
 from fairseq_plugins.decoding.gpu.model import GpuWeights
+from fairseq_plugins.decoding.gpu.vocabulary import make_scores
 from fairseq_plugins.decoding.native.backend import NativeBackend
 from fairseq_plugins.decoding.suppression import SuppressedTokens
 from fairseq_plugins.errors import ConfigurationError
@@ -148,10 +150,14 @@ def check_merging() -> None:
     only, watched = torch.tensor([-1, -1, -1, 9], dtype=torch.int32), torch.full((rows,), 0.5)
     found, their_tokens = torch.zeros(rows, 2 * beam), torch.zeros(rows, 2 * beam, dtype=torch.int32)
     normalizers = torch.zeros(rows)
-    kernels.best_continuations[(rows,)](
-        best.values[..., :kept].contiguous(), tokens, peaks, sums, watched, only, found, their_tokens, normalizers,
-        torch.ones(1, dtype=torch.int32), tiles, BEAM=beam, BEST=kept, COUNT=2 * beam, RANKS=16, TILES=8, PDL=False,
+    places = Places(*[None] * len(Places._fields))._replace(active=torch.ones(1, dtype=torch.int32))
+    of_tiles = make_scores(rows, 40, 16, kept, torch.device("cpu"))._replace(
+        best_scores=best.values[..., :kept].contiguous(), best_tokens=tokens, peaks=peaks, sums=sums, only=only,
+        watched_scores=watched, normalizer=normalizers, tiles=tiles,
     )  # fmt: skip
+    kernels.best_continuations[(rows,)](
+        places, of_tiles, found, their_tokens, BEAM=beam, BEST=kept, COUNT=2 * beam, RANKS=16, TILES=8, PDL=False
+    )
     torch.testing.assert_close(normalizers, torch.full((rows,), math.log(tiles)))
     for row in range(3):
         lists = zip(best.values[row, :, :kept].flatten().tolist(), tokens[row].flatten().tolist(), strict=True)

@@ -30,9 +30,9 @@ class Launch:
     """A launch: the kernel, types of its arguments, constants, arguments that 16 divides, and options."""
 
     kernel: Any
-    signature: tuple[tuple[str, str], ...]
-    constants: tuple[tuple[str, Any], ...]
-    divisible: tuple[str, ...]
+    signature: tuple[tuple[str, Any], ...]
+    constants: tuple[tuple[Any, Any], ...]  # by name; in a tuple by the places in both
+    divisible: tuple[tuple[int, ...], ...]
     warps: int
     grid: tuple[int, ...] = field(compare=False)
 
@@ -59,21 +59,28 @@ def _launch(kernel: Any, given: tuple[Any, ...], grid: Any, options: dict[str, A
     values = dict(zip(kernel.arg_names, given, strict=False)) | {
         name: value for name, value in options.items() if name in kernel.arg_names
     }
-    signature, constants, divisible = {}, {}, []
-    for parameter in kernel.params:
+    signature: dict[str, Any] = {}
+    constants: dict[Any, Any] = {}
+    divisible: list[tuple[int, ...]] = []
+
+    def kind(value: Any, place: tuple[int, ...], name: Any, is_known: bool = True) -> Any:
+        if isinstance(value, tuple):
+            kinds = [kind(each, (*place, number), (*place, number)) for number, each in enumerate(value)]
+            return type(value)(*kinds)
+        is_whole = isinstance(value, int) and is_known
+        if value is None or (is_whole and value == 1):
+            constants[name] = value
+            return "constexpr"
+        if isinstance(value, torch.Tensor) or is_whole:
+            divisible.extend([place] if (value if is_whole else value.data_ptr()) % 16 == 0 else [])
+        return TYPES[value.dtype] if isinstance(value, torch.Tensor) else "fp32" if isinstance(value, float) else "i32"
+
+    for number, parameter in enumerate(kernel.params):
         name, value = parameter.name, values[parameter.name]
-        if parameter.is_constexpr or (isinstance(value, int) and value == 1 and not parameter.do_not_specialize):
+        if parameter.is_constexpr:
             signature[name], constants[name] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
-            signature[name] = TYPES[value.dtype]
-            if value.data_ptr() % 16 == 0:
-                divisible.append(name)
-        elif isinstance(value, float):
-            signature[name] = "fp32"
         else:
-            signature[name] = "i32"
-            if value % 16 == 0 and not parameter.do_not_specialize:
-                divisible.append(name)
+            signature[name] = kind(value, (number,), name, not parameter.do_not_specialize)
     return Launch(
         kernel, tuple(signature.items()), tuple(constants.items()), tuple(divisible), options["num_warps"], tuple(grid)
     )
@@ -94,12 +101,11 @@ def compiled(launch: Launch, capability: int) -> Compiled:
     constants = dict(launch.constants)
     if capability < 90:
         constants |= {"PDL": False}
-    names = launch.kernel.arg_names
     source = ASTSource(
         fn=launch.kernel,
         signature=dict(launch.signature),
         constexprs=constants,
-        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in launch.divisible},
+        attrs={place: [["tt.divisibility", 16]] for place in launch.divisible},
     )
     kernel = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": launch.warps})
     with tempfile.TemporaryDirectory() as folder:

@@ -158,7 +158,9 @@ def test_kernels_read_only_the_device_of_the_weights(
     method = how.spec.build_kernels(how.context([model], drafter, task, weights), how.options)
 
     def run(self: Any, *given: Any, grid: Any, warmup: bool, **more: Any) -> None:
-        devices.update(value.device for value in (*given, *more.values()) if isinstance(value, torch.Tensor))
+        tuples = [value if isinstance(value, tuple) else (value,) for value in (*given, *more.values())]
+        values = [value for values in tuples for value in values]
+        devices.update(value.device for value in values if isinstance(value, torch.Tensor))
 
     # Without memory, buffers have no addresses.
     free = mock.patch.object(Workspace, "free", lambda self, rows, *_: torch.empty(rows, self.width, device=device))

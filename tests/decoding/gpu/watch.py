@@ -78,7 +78,7 @@ class Watch:
         self._waits = options.get("PDL", False)
         assert self._waits == options.get("launch_pdl", False), f"{self._name}: PDL and launch_pdl differ"
         self._regions: list[tuple[int, int, _Memory]] = []
-        for tensor in given:
+        for tensor in [each for value in given for each in (value if isinstance(value, tuple) else [value])]:
             if isinstance(tensor, torch.Tensor) and tensor.numel():
                 last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
                 end = tensor.data_ptr() + (last + 1) * tensor.element_size()

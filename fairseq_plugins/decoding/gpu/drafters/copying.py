@@ -87,8 +87,7 @@ class CopyDrafter(Drafter):
             ends = batch.source_lengths
             texts, end_stride = (batch.source, ends, ends, ends), 1
         copy_draft[(places,)](
-            *texts, batch.tokens, batch.lengths, batch.place_limits, batch.draft, batch.num_drafted, batch.active,
-            texts[0].stride(0), end_stride, batch.tokens.stride(0), batch.draft.stride(0), min(width, self.width),
+            batch.arguments, *texts, texts[0].stride(0), end_stride, min(width, self.width),
             self.max_match, LOOKUP=int(self.lookup), BLOCK=_BLOCK, STEPS=triton.next_power_of_2(width),
             num_warps=4, **self.launch,
         )  # fmt: skip

@@ -48,7 +48,7 @@ class FallbackDrafter(Drafter):
         """Draft with the first, then with the second where there is no draft: only there is its batch active."""
         first, second = self.drafters
         first.draft(batch, places, width)
-        find_undrafted[(places,)](batch.active, batch.num_drafted, self.undrafted, num_warps=1, **self.launch)
+        find_undrafted[(places,)](batch.arguments, self.undrafted, num_warps=1, **self.launch)
         others = copy.copy(batch)
         others.active = self.undrafted
         second.draft(others, places, min(width, second.width))

@@ -60,8 +60,9 @@ class FeatureDrafter(TrainedDrafter):
         weight, bias = self.norm.weight, self.norm.bias
         grid = (triton.cdiv(2 * model.width, tiles.outputs), triton.cdiv(step.rows, tiles.rows), len(model.layers))
         write_states[grid](
-            read, weight, bias, self.key_value.weight, read if self.key_value.bias is None else self.key_value.bias,
-            self.cache, step.slots, batch.emitted, self.newest, step.active, step.rows, step.per_sentence, model.width,
+            batch.arguments, read, weight, bias, self.key_value.weight,
+            read if self.key_value.bias is None else self.key_value.bias, self.cache, step.slots, self.newest,
+            step.active, step.rows, step.per_sentence, model.width,
             self.reader.outputs, self.cache.stride(0), eps=self.norm.eps,
             INPUT=int(InputKind.PRE_NORM if self.normalizes else InputKind.PLAIN),
             HAS_BIAS=self.key_value.bias is not None, ROWS=tiles.rows,

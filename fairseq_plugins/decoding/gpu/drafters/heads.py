@@ -43,8 +43,8 @@ class HeadsDrafter(Drafter):
         """Draft the proposals of the last verification."""
         proposals = self.scores.token[: places * self.heads].view(places, self.heads)
         draft_given[(places,)](
-            proposals, batch.lengths, batch.place_limits, batch.emitted, batch.draft, batch.num_drafted, batch.active,
-            self.heads, batch.draft.stride(0), width, STEPS=triton.next_power_of_2(width), num_warps=4, **self.launch,
+            batch.arguments, proposals, self.heads, width, STEPS=triton.next_power_of_2(width), num_warps=4,
+            **self.launch,
         )  # fmt: skip
 
     def observe(self, batch: Batch, verified: Verified) -> None:

@@ -49,16 +49,14 @@ class JacobiDrafter(Drafter):
         if self.pool_size:
             grid = (batch.sizes.places, triton.cdiv(self.pool_size, _FILLED))
             forget[grid](
-                self.pool, batch.lengths, self.pool_size, FILLED=_FILLED, num_warps=4,
-                **self.launch,
+                batch.arguments, self.pool, self.pool_size, FILLED=_FILLED, num_warps=4, **self.launch,
             )  # fmt: skip
 
     def draft(self, batch: Batch, places: int, width: int) -> None:
         draft_predictions[(places,)](
-            self.tails, self.pool, self.block, batch.source, batch.source_lengths, batch.tokens, batch.lengths,
-            batch.place_limits, batch.emitted, batch.draft, batch.num_drafted, batch.active, self.tails.stride(0),
-            self.pool_size, batch.source.stride(0), batch.tokens.stride(0), batch.draft.stride(0), width, self.length,
-            self.initial, LIMITED=self.length >= 0, FROM_SOURCE=self.initial < 0, HAS_POOL=self.pool_size > 0,
+            batch.arguments, self.tails, self.pool, self.block, self.tails.stride(0), self.pool_size, width,
+            self.length, self.initial, LIMITED=self.length >= 0, FROM_SOURCE=self.initial < 0,
+            HAS_POOL=self.pool_size > 0,
             STEPS=triton.next_power_of_2(width), num_warps=4, **self.launch,
         )  # fmt: skip
 
@@ -66,8 +64,7 @@ class JacobiDrafter(Drafter):
         step = verified.step
         predicted: Tensor = verified.predicted
         keep_predictions[(step.rows // step.per_sentence,)](
-            predicted, self.tails, self.pool, batch.tokens, batch.lengths, batch.emitted, batch.draft,
-            batch.num_drafted, batch.active, self.tails.stride(0), self.pool_size, batch.tokens.stride(0),
-            batch.draft.stride(0), step.per_sentence, HAS_POOL=self.pool_size > 0,
+            batch.arguments, predicted, self.tails, self.pool, self.tails.stride(0), self.pool_size, step.per_sentence,
+            HAS_POOL=self.pool_size > 0,
             STEPS=triton.next_power_of_2(step.per_sentence), num_warps=4, **self.launch,
         )  # fmt: skip

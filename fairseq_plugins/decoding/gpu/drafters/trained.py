@@ -7,8 +7,9 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.batch import Batch
 from fairseq_plugins.decoding.gpu.drafter import Drafter
-from fairseq_plugins.decoding.gpu.drafters.path import Path, PathMemory, choose_along, choose_independently
+from fairseq_plugins.decoding.gpu.drafters.path import Path, choose_along, choose_independently
 from fairseq_plugins.decoding.gpu.kernels import rows
+from fairseq_plugins.decoding.gpu.kernels.arguments import SoftCopy
 from fairseq_plugins.decoding.gpu.runner import DecoderStep, Input, Runner
 from fairseq_plugins.decoding.gpu.search import Encoded, GreedySearch
 from fairseq_plugins.decoding.gpu.vocabulary import choose_best, make_scores, score, tile_of
@@ -64,7 +65,7 @@ class TrainedDrafter(Drafter):
         self.positions, self.slots, self.last_visible = (zeros(most, of=torch.int32) for _ in range(3))
         scored = sizes.places * self.width
         self.scores = make_scores(scored, self.outputs, model.width, 1, device)
-        self.path_memory = PathMemory(self.path, sizes.places, scored, device)
+        self.path_memory = self.path.memory(sizes.places, scored)
         self.from_hidden = zeros(scored * max(self.path.gates, 1), of=torch.float32)
 
     def begin(self, batch: Batch, encoded: Encoded) -> None:
@@ -85,15 +86,16 @@ class TrainedDrafter(Drafter):
         """
         model, mask, each = self.model, self.mask, tokens + masks
         count = places * each
-        none, copies = model.embedding, self.queries is not None
-        x, copy_table = self.x[:count], mask.positions if mask.positions is not None else none
+        x = self.x[:count]
         positions, slots, last = self.positions[:count], self.slots[:count], self.last_visible[:count]
+        copies = self.queries is not None and mask.positions is not None
+        soft_copy = SoftCopy(
+            self.queries, self.encoder.embedding, self.encoder.scale, mask.positions, mask.positions.size(0),
+            model.width**-0.5,
+        ) if self.queries is not None and mask.positions is not None else None  # fmt: skip
         rows.drafted_rows[(count,)](
-            batch.tokens, batch.lengths, batch.place_limits, batch.bases, mask.vector,
-            none if self.queries is None else self.queries, batch.source, batch.source_lengths, self.encoder.embedding,
-            self.encoder.scale, copy_table, copy_table.size(0), self.newest, positions, slots, last, batch.active,
-            batch.emitted, batch.tokens.stride(0), batch.source.stride(0), each, tokens, model.width**-0.5,
-            COPIES=copies, ADDS=adds, IN_BLOCK=in_block, **self.runner.rows_arguments(x),
+            batch.arguments, mask.vector, soft_copy, self.newest, positions, slots, last, each, tokens, COPIES=copies,
+            ADDS=adds, IN_BLOCK=in_block, **self.runner.rows_arguments(x),
         )  # fmt: skip
         step = DecoderStep(
             count, each, batch.active[:places], slots, batch.bases, last, positions, batch.source_bases,

@@ -15,13 +15,7 @@ EARLY = tl.constexpr(128)
 
 @triton.jit(do_not_specialize=["rows", "per_sentence"])
 def attend(
-    x,
-    x_stride,
-    parts,
-    before,
-    norm_weight,
-    norm_bias,
-    new_x,
+    given,  # `ProductInput` of the query, where CROSS
     query_weight,
     query_bias,
     query,  # [rows, D]
@@ -87,11 +81,10 @@ def attend(
         if HAS_BIAS:
             shift = tl.load(query_bias + number, mask=is_dim, other=0.0).to(tl.float32)
         projected = product(
-            x, x_stride, parts, before, norm_weight, norm_bias, new_x, width, x, x, last_visible, query_weight, row,
-            number, rows, width, width, 0, width, 0, (head == 0) & is_first, eps, INPUT, NPARTS, HAS_BEFORE, False,
-            False, ROWS, HEAD, CHUNK, CHUNKS, EVEN, PDL,
+            given, query_weight, row, number, rows, width, width, 0, width, (head == 0) & is_first, eps, INPUT, NPARTS,
+            HAS_BEFORE, False, False, ROWS, HEAD, CHUNK, CHUNKS, EVEN, PDL,
         )  # fmt: skip
-        queries = (projected + shift[None, :]).to(x.dtype.element_ty)
+        queries = (projected + shift[None, :]).to(given.x.dtype.element_ty)
         last = tl.zeros((ROWS,), tl.int32) + last
     else:
         wait(PDL)

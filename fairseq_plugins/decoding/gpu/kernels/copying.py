@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from fairseq_plugins.decoding.gpu.kernels.constants import EOS, NEAREST, RECENT, TOKENS, UNIQUE
+from fairseq_plugins.decoding.gpu.kernels.constants import NEAREST, RECENT, UNIQUE
 from fairseq_plugins.decoding.gpu.kernels.drafts import most_drafted, write_draft
 from fairseq_plugins.decoding.gpu.kernels.layers import before_overwriting, wait
 
@@ -39,20 +39,13 @@ def _common_suffix(text, end, ok, output, length, max_match, IS_OUTPUT: tl.const
 
 @triton.jit
 def copy_draft(
+    batch,  # `Places`
     texts,  # [B, text_stride], the texts of a sentence, one after the other
     ends,  # [B, end_stride], their ends; the source's length
     shifts,  # [B, end_stride], of each text: position of the last match minus that in the output, where NEAREST
     counts,  # [B], numbers of texts, where NEAREST
-    tokens,
-    lengths,
-    limits,
-    draft,
-    num_drafted,
-    active,
     text_stride,
     end_stride,
-    columns,
-    draft_stride,
     width,
     max_match,
     LOOKUP: tl.constexpr,
@@ -63,11 +56,10 @@ def copy_draft(
     """Find the best match of the output's end in the texts, and draft what follows it. Grid: sentences."""
     sentence = tl.program_id(0)
     wait(PDL)
-    if tl.load(active + sentence) == 0:
+    if tl.load(batch.active + sentence) == 0:
         return
-    limits += sentence * TOKENS
-    length = tl.load(lengths + sentence)
-    output = tokens + sentence * columns + 1
+    length = tl.load(batch.lengths + sentence)
+    output = batch.tokens + sentence * batch.columns + 1
     own = texts + sentence * text_stride
     number_of_texts = 1
     if LOOKUP == RECENT:
@@ -130,7 +122,7 @@ def copy_draft(
     if LOOKUP == UNIQUE:
         size = tl.where(best == second, 0, size)
     step = tl.arange(0, STEPS)
-    count = tl.minimum(most_drafted(lengths, limits, sentence, width), size)
+    count = tl.minimum(most_drafted(batch, sentence, width), size)
     if LOOKUP == RECENT:
         of_output = tl.where(is_of_output > 0, count, 0)
         from_output = tl.load(output + first + step, mask=step < of_output, other=0)
@@ -138,4 +130,4 @@ def copy_draft(
         token = from_output + from_source
     else:
         token = tl.load(own + first + step, mask=step < count, other=0)
-    write_draft(draft, num_drafted, sentence, draft_stride, step, token, count, tl.load(limits + EOS), STEPS)
+    write_draft(batch, sentence, step, token, count, STEPS)

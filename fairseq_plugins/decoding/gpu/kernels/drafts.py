@@ -8,32 +8,27 @@ from fairseq_plugins.decoding.gpu.kernels.layers import wait
 
 
 @triton.jit
-def most_drafted(lengths, limits, sentence, width):
+def most_drafted(batch, sentence, width):
     """Return how many tokens the draft of a sentence may have."""
-    remaining = tl.load(limits + MAX_LEN) - tl.load(lengths + sentence)
+    remaining = tl.load(batch.place_limits + sentence * TOKENS + MAX_LEN) - tl.load(batch.lengths + sentence)
     return tl.minimum(width, tl.maximum(remaining, 0))
 
 
 @triton.jit
-def write_draft(draft, num_drafted, sentence, stride, step, token, count, end, STEPS: tl.constexpr):
-    """Write the first `count` tokens [STEPS] of a draft, up to the token `end`; -1 for none."""
+def write_draft(batch, sentence, step, token, count, STEPS: tl.constexpr):
+    """Write the first `count` tokens [STEPS] of a draft, up to EOS."""
+    end = tl.load(batch.place_limits + sentence * TOKENS + EOS)
     first_end = tl.min(tl.where((token == end) & (step < count), step, STEPS), 0)
     count = tl.minimum(count, first_end + 1)
-    tl.store(draft + sentence * stride + step, token, step < count)
-    tl.store(num_drafted + sentence, count)
+    tl.store(batch.draft + sentence * batch.draft_stride + step, token, step < count)
+    tl.store(batch.num_drafted + sentence, count)
 
 
 @triton.jit
 def draft_given(
+    batch,  # `Places`
     given,  # [B, size], tokens
-    lengths,
-    limits,
-    emitted,
-    draft,
-    num_drafted,
-    active,
     size,
-    draft_stride,
     width,
     STEPS: tl.constexpr,
     PDL: tl.constexpr,
@@ -44,20 +39,19 @@ def draft_given(
     """
     sentence = tl.program_id(0)
     wait(PDL)
-    if tl.load(active + sentence) == 0:
+    if tl.load(batch.active + sentence) == 0:
         return
-    limits += sentence * TOKENS
-    count = tl.minimum(most_drafted(lengths, limits, sentence, width), size)
-    count = tl.where(tl.load(emitted + sentence) > 0, count, 0)
+    count = tl.minimum(most_drafted(batch, sentence, width), size)
+    count = tl.where(tl.load(batch.emitted + sentence) > 0, count, 0)
     step = tl.arange(0, STEPS)
     token = tl.load(given + sentence * size + step, mask=step < count, other=0)
-    write_draft(draft, num_drafted, sentence, draft_stride, step, token, count, tl.load(limits + EOS), STEPS)
+    write_draft(batch, sentence, step, token, count, STEPS)
 
 
 @triton.jit
-def find_undrafted(active, num_drafted, undrafted, PDL: tl.constexpr):
+def find_undrafted(batch, undrafted, PDL: tl.constexpr):
     """Find the sentences that have no draft. Grid: sentences."""
     sentence = tl.program_id(0)
     wait(PDL)
-    has_none = (tl.load(active + sentence) > 0) & (tl.load(num_drafted + sentence) == 0)
+    has_none = (tl.load(batch.active + sentence) > 0) & (tl.load(batch.num_drafted + sentence) == 0)
     tl.store(undrafted + sentence, tl.where(has_none, ALL_ROWS, 0))

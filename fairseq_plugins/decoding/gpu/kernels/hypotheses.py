@@ -23,17 +23,10 @@ from fairseq_plugins.decoding.gpu.kernels.scores import store_status
 
 @triton.jit
 def best_continuations(
-    best_scores,  # [rows, tiles, BEST], the best first
-    best_tokens,
-    peaks,
-    sums,
-    watched_scores,
-    only,
+    batch,  # `Places`
+    found,  # `Scores`
     scores,  # [rows, COUNT], the best of a row, the best first; -inf where there are fewer
     tokens,
-    normalizers,  # [rows]
-    active,
-    tiles,
     BEAM: tl.constexpr,
     BEST: tl.constexpr,
     COUNT: tl.constexpr,  # 2 * BEAM
@@ -43,35 +36,36 @@ def best_continuations(
 ):
     """Merge the sorted lists of a row's tiles; of equal scores, the lower tokens are taken first. Grid: rows."""
     row = tl.program_id(0)
-    live = tl.load(active + row // BEAM)
+    live = tl.load(batch.active + row // BEAM)
     wait(PDL)
     if live == 0:
         return
+    tiles = found.tiles
     tile = tl.arange(0, TILES)
     is_tile = tile < tiles
     at = row * tiles + tile
-    peak = tl.load(peaks + at, mask=is_tile, other=float("-inf"))
-    sum = tl.load(sums + at, mask=is_tile, other=0.0)
+    peak = tl.load(found.peaks + at, mask=is_tile, other=float("-inf"))
+    sum = tl.load(found.sums + at, mask=is_tile, other=0.0)
     highest = tl.max(peak, 0)
-    tl.store(normalizers + row, highest + tl.log(tl.sum(sum * tl.exp(peak - highest), 0)))
-    allowed = tl.load(only + row)
+    tl.store(found.normalizer + row, highest + tl.log(tl.sum(sum * tl.exp(peak - highest), 0)))
+    allowed = tl.load(found.only + row)
     if allowed >= 0:
         rank = tl.arange(0, RANKS)
-        score = tl.where(rank == 0, tl.load(watched_scores + row), float("-inf"))
+        score = tl.where(rank == 0, tl.load(found.watched_scores + row), float("-inf"))
         tl.store(scores + row * COUNT + rank, score, rank < COUNT)
         tl.store(tokens + row * COUNT, allowed)
         return
     # The best that is left of each tile, and its rank there.
-    head = tl.load(best_scores + at * BEST, mask=is_tile, other=float("-inf"))
+    head = tl.load(found.best_scores + at * BEST, mask=is_tile, other=float("-inf"))
     taken = tl.zeros((TILES,), tl.int32)
     for rank in range(COUNT):
         score, index = best_of(head, 0, tiles)
         is_chosen = tile == index
         place = tl.minimum(tl.sum(tl.where(is_chosen, taken, 0), 0), BEST - 1)
         tl.store(scores + row * COUNT + rank, score)
-        tl.store(tokens + row * COUNT + rank, tl.load(best_tokens + (row * tiles + index) * BEST + place))
+        tl.store(tokens + row * COUNT + rank, tl.load(found.best_tokens + (row * tiles + index) * BEST + place))
         taken += is_chosen.to(tl.int32)
-        following = tl.load(best_scores + at * BEST + taken, mask=is_chosen & (taken < BEST), other=float("-inf"))
+        following = tl.load(found.best_scores + at * BEST + taken, mask=is_chosen & (taken < BEST), other=float("-inf"))
         head = tl.where(is_chosen, following, head)
 
 
@@ -143,13 +137,10 @@ def _store_ended(
 
 @triton.jit
 def advance_beams(
+    batch,  # `Places`, whose tokens are [B, BEAM, columns]
+    found,  # `Scores`
     candidate_scores,  # [rows, COUNT]
     candidate_tokens,
-    normalizers,  # [rows]
-    prefix,
-    limits,
-    tokens,  # [B, BEAM, columns]
-    log_probs,
     ancestors,  # [B, 2, BEAM, columns], which hypothesis wrote a column before the last one
     scores,  # [B, 2, BEAM], sums of log-probabilities
     ended_tokens,  # [B, BEAM, columns], of ended hypotheses, in the order in which they ended
@@ -157,12 +148,6 @@ def advance_beams(
     ended_scores,  # [B, BEAM]
     ended_lengths,
     num_ended,  # [B]
-    lengths,
-    active,
-    status,  # [B, 5], as `scores.accept` has it
-    columns,
-    prefix_stride,
-    vocabulary,
     BEAM: tl.constexpr,
     COUNT: tl.constexpr,  # 2 * BEAM
     HYPOTHESES: tl.constexpr,  # BEAM and COUNT as powers of two
@@ -173,22 +158,23 @@ def advance_beams(
     """End hypotheses whose best continuations are EOS, and continue with the best others. Grid: sentences."""
     sentence = tl.program_id(0)
     wait(PDL)
-    if tl.load(active + sentence) == 0:
-        store_status(status, sentence, 0, 0, 0, 1, 0)
+    if tl.load(batch.active + sentence) == 0:
+        store_status(batch.status, sentence, 0, 0, 0, 1, 0)
         return
-    limits += sentence * TOKENS
-    length, max_len, end = tl.load(lengths + sentence), tl.load(limits + MAX_LEN), tl.load(limits + EOS)
+    columns, tokens, log_probs = batch.columns // BEAM, batch.tokens, batch.log_probs
+    limits = batch.place_limits + sentence * TOKENS
+    length, max_len, end = tl.load(batch.lengths + sentence), tl.load(limits + MAX_LEN), tl.load(limits + EOS)
     # At length 0, the state is that of the sentence before.
     known = tl.where(length > 0, BEAM, 0)
     of_old, of_new = (sentence * 2 + length % 2) * BEAM, (sentence * 2 + (length + 1) % 2) * BEAM
     old, new = ancestors + of_old.to(tl.int64) * columns, ancestors + of_new.to(tl.int64) * columns
     before = scores + of_old
-    ends = (forced_token(prefix + sentence * prefix_stride, limits, length) == end).to(tl.int32)
+    ends = (forced_token(batch.prefix + sentence * batch.prefix_stride, limits, length) == end).to(tl.int32)
     best, keys, is_nan = _sorted_candidates(
-        candidate_scores, candidate_tokens, normalizers, before, sentence, known, ends, vocabulary, BEAM, COUNT,
+        candidate_scores, candidate_tokens, found.normalizer, before, sentence, known, ends, found.outputs, BEAM, COUNT,
         HYPOTHESES, RANKS,
     )  # fmt: skip
-    parent, token = keys // vocabulary, keys % vocabulary
+    parent, token = keys // found.outputs, keys % found.outputs
     log_prob = best - tl.load(before + parent, mask=parent < known, other=0.0)
     rank = tl.arange(0, RANKS)
     in_beam = rank < BEAM
@@ -196,10 +182,10 @@ def advance_beams(
 
     # Outputs, up to BEAM of them.
     is_output = (is_end & in_beam).to(tl.int32)
-    found = tl.where(length > 0, tl.load(num_ended + sentence), 0)
-    target = found + tl.cumsum(is_output, 0) - is_output
+    before_these = tl.where(length > 0, tl.load(num_ended + sentence), 0)
+    target = before_these + tl.cumsum(is_output, 0) - is_output
     outputs = tl.sum(is_output, 0)
-    count = tl.minimum(found + outputs, BEAM)
+    count = tl.minimum(before_these + outputs, BEAM)
     if outputs > 0:
         is_stored = (is_output > 0) & (target < BEAM)
         _store_ended(
@@ -234,7 +220,7 @@ def advance_beams(
         tl.store(new + own[:, None] * columns + column, _writers(old, next_parent, column, length, columns, ok), ok)
 
     is_forbidden = is_last & (is_finished == 0)
-    tl.store(lengths + sentence, length + 1)
-    tl.store(active + sentence, tl.where(is_finished | is_forbidden | (is_nan > 0), 0, ALL_ROWS))
+    tl.store(batch.lengths + sentence, length + 1)
+    tl.store(batch.active + sentence, tl.where(is_finished | is_forbidden | (is_nan > 0), 0, ALL_ROWS))
     error = tl.where(is_nan > 0, SCORES_ARE_NAN, tl.where(is_forbidden, EOS_IS_FORBIDDEN, 0))
-    store_status(status, sentence, 1, 0, 0, is_finished.to(tl.int32), error)
+    store_status(batch.status, sentence, 1, 0, 0, is_finished.to(tl.int32), error)

@@ -10,23 +10,12 @@ from fairseq_plugins.decoding.gpu.kernels.layers import before_overwriting, wait
 
 @triton.jit
 def draft_predictions(
+    batch,  # `Places`
     tails,  # [B, tail_stride], the predictions after the emitted tokens; -1 for none
     pool,  # [B, pool_size], the verifier's last prediction after each token; -1 for none
     block,  # [1], positions solved in parallel
-    source,
-    source_lengths,
-    tokens,
-    lengths,
-    limits,
-    emitted,
-    draft,
-    num_drafted,
-    active,
     tail_stride,
     pool_size,
-    source_stride,
-    columns,
-    draft_stride,
     width,
     most_parallel,  # length of the output from which decoding is greedy, where LIMITED
     initial,  # first guess of every position, unless FROM_SOURCE
@@ -39,52 +28,44 @@ def draft_predictions(
     """Draft what was predicted, and first guesses elsewhere. Drafts may go past EOS. Grid: sentences."""
     sentence = tl.program_id(0)
     wait(PDL)
-    if tl.load(active + sentence) == 0:
+    if tl.load(batch.active + sentence) == 0:
         return
-    limits += sentence * TOKENS
-    length, size = tl.load(lengths + sentence), tl.load(block)
+    length, size = tl.load(batch.lengths + sentence), tl.load(block)
     # The verifier predicts one position more than is drafted, so the last position of a block needs no draft.
     count = size - 1 - length % size
     if LIMITED:
         count = tl.maximum(tl.minimum(count, most_parallel - 1 - length), 0)
-    count = tl.minimum(count, most_drafted(lengths, limits, sentence, width))
+    count = tl.minimum(count, most_drafted(batch, sentence, width))
     step = tl.arange(0, STEPS)
     # Before the first iteration nothing is predicted.
-    known = tl.where(tl.load(emitted + sentence) > 0, count, 0)
+    known = tl.where(tl.load(batch.emitted + sentence) > 0, count, 0)
     predicted = tl.load(tails + sentence * tail_stride + step, mask=step < known, other=-1)
     guess = tl.zeros((STEPS,), tl.int32) + initial
     if FROM_SOURCE:
         place = length + step
-        is_token = (step < count) & (place < tl.load(source_lengths + sentence))
-        guess = tl.load(source + sentence * source_stride + place, mask=is_token, other=0)
-        guess = tl.where(is_token, guess, tl.load(limits + PAD))
+        is_token = (step < count) & (place < tl.load(batch.source_lengths + sentence))
+        guess = tl.load(batch.source + sentence * batch.source_stride + place, mask=is_token, other=0)
+        guess = tl.where(is_token, guess, tl.load(batch.place_limits + sentence * TOKENS + PAD))
     token = tl.where(predicted >= 0, predicted, guess)
     if HAS_POOL:
-        last = tl.load(tokens + sentence * columns + length)
+        last = tl.load(batch.tokens + sentence * batch.columns + length)
         for number in range(0, count):
             found = tl.load(pool + sentence * pool_size + last, mask=last < pool_size, other=-1)
             last = tl.where(found >= 0, found, tl.sum(tl.where(step == number, token, 0), 0))
-            tl.store(draft + sentence * draft_stride + number, last)
+            tl.store(batch.draft + sentence * batch.draft_stride + number, last)
     else:
-        tl.store(draft + sentence * draft_stride + step, token, step < count)
-    tl.store(num_drafted + sentence, count)
+        tl.store(batch.draft + sentence * batch.draft_stride + step, token, step < count)
+    tl.store(batch.num_drafted + sentence, count)
 
 
 @triton.jit
 def keep_predictions(
+    batch,  # `Places`
     predicted,  # [B * per_sentence], the best token after each row
     tails,
     pool,
-    tokens,
-    lengths,
-    emitted,
-    draft,
-    num_drafted,
-    active,
     tail_stride,
     pool_size,
-    columns,
-    draft_stride,
     per_sentence,
     HAS_POOL: tl.constexpr,
     STEPS: tl.constexpr,
@@ -93,9 +74,9 @@ def keep_predictions(
     """Keep the predictions after the emitted tokens. Grid: sentences."""
     sentence = tl.program_id(0)
     wait(PDL)
-    if tl.load(active + sentence) == 0:
+    if tl.load(batch.active + sentence) == 0:
         return
-    count, number = tl.load(num_drafted + sentence), tl.load(emitted + sentence)
+    count, number = tl.load(batch.num_drafted + sentence), tl.load(batch.emitted + sentence)
     own = predicted + sentence * per_sentence
     step = tl.arange(0, STEPS)
     following = tl.load(own + number + step, mask=number + step <= count, other=-1)
@@ -103,11 +84,11 @@ def keep_predictions(
     if HAS_POOL:
         # As Lookahead's n-gram pool (arXiv 2402.02057), with bigrams: a drafted token and the prediction after it. Of
         # equal tokens the last one counts.
-        before = tl.load(tokens + sentence * columns + tl.load(lengths + sentence) - number)
+        before = tl.load(batch.tokens + sentence * batch.columns + tl.load(batch.lengths + sentence) - number)
         for start in range(0, count + 1, 32):
             at = start + tl.arange(0, 32)
             is_row = at <= count
-            token = tl.load(draft + sentence * draft_stride + at - 1, mask=is_row & (at > 0), other=0)
+            token = tl.load(batch.draft + sentence * batch.draft_stride + at - 1, mask=is_row & (at > 0), other=0)
             token = tl.where(at > 0, token, before)
             is_again = (token[:, None] == token[None, :]) & (at[:, None] < at[None, :]) & is_row[None, :]
             is_last = tl.max(is_again.to(tl.int32), 1) == 0
@@ -117,11 +98,11 @@ def keep_predictions(
 
 
 @triton.jit
-def forget(pool, lengths, pool_size, FILLED: tl.constexpr, PDL: tl.constexpr):
+def forget(batch, pool, pool_size, FILLED: tl.constexpr, PDL: tl.constexpr):
     """Empty the pools of new sentences, which have no output yet. Grid: (sentences, parts of the pool)."""
     sentence = tl.program_id(0)
     wait(PDL)
-    if tl.load(lengths + sentence) > 0:
+    if tl.load(batch.lengths + sentence) > 0:
         return
     token = tl.program_id(1) * FILLED + tl.arange(0, FILLED)
     tl.store(pool + sentence * pool_size + token, tl.full((FILLED,), -1, tl.int32), token < pool_size)

@@ -59,45 +59,34 @@ def is_live(active, row, rows, per_sentence):
 
 
 @triton.jit
-def _add_position(sum, table, positions, row, column, ok, rows, width, table_size):
-    position = tl.minimum(tl.load(positions + row, mask=row < rows, other=0), table_size - 1)
-    return sum + tl.load(table + position[:, None] * width + column[None, :], mask=ok, other=0.0).to(tl.float32)
+def _add_position(sum, given, row, column, ok, rows, width):
+    position = tl.minimum(tl.load(given.positions + row, mask=row < rows, other=0), given.table_size - 1)
+    return sum + tl.load(given.table + position[:, None] * width + column[None, :], mask=ok, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _residual(
-    x, stride, parts, before, table, positions, row, column, ok, rows, width, table_size, NPARTS: tl.constexpr,
-    HAS_BEFORE: tl.constexpr, ADD: tl.constexpr,
+    given, row, column, ok, rows, width, NPARTS: tl.constexpr, HAS_BEFORE: tl.constexpr, ADD: tl.constexpr
 ):  # fmt: skip
     """Return x plus the partial results, the bias that belongs to these, and where ADD the positions, in fp32."""
-    sum = tl.load(x + row[:, None] * stride + column[None, :], mask=ok, other=0.0).to(tl.float32)
+    sum = tl.load(given.x + row[:, None] * given.stride + column[None, :], mask=ok, other=0.0).to(tl.float32)
     # Four parts at a time are in flight: more would not fit the registers.
     for first in tl.range(0, NPARTS - NPARTS % 4, 4):
         for part in tl.static_range(4):
-            at = parts + ((first + part) * rows + row[:, None]) * width + column[None, :]
+            at = given.parts + ((first + part) * rows + row[:, None]) * width + column[None, :]
             sum += tl.load(at, mask=ok, other=0.0)
     for part in tl.static_range(NPARTS - NPARTS % 4, NPARTS):
-        sum += tl.load(parts + (part * rows + row[:, None]) * width + column[None, :], mask=ok, other=0.0)
+        sum += tl.load(given.parts + (part * rows + row[:, None]) * width + column[None, :], mask=ok, other=0.0)
     if HAS_BEFORE:
-        sum += tl.load(before + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+        sum += tl.load(given.before + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
     if ADD:
-        sum = _add_position(sum, table, positions, row, column, ok, rows, width, table_size)
+        sum = _add_position(sum, given, row, column, ok, rows, width)
     return sum
 
 
 @triton.jit
 def product(
-    x,  # [rows, inputs], rows `x_stride` apart
-    x_stride,
-    parts,  # [NPARTS, rows, width], fp32
-    before,  # [width], bias of the parts
-    norm_weight,
-    norm_bias,
-    new_x,  # [rows, width], the new residual, rows `new_stride` apart
-    new_stride,
-    normal,  # [rows, width], the normalised input, where KEEP
-    table,  # [table_size, width], positional embeddings that are added to the residual, where ADD
-    positions,  # [rows]
+    given,  # `ProductInput`
     weight,  # [outputs, inputs]
     row,
     output,
@@ -106,7 +95,6 @@ def product(
     inputs,
     first_input,
     last_input,
-    table_size,
     stores,  # whether this program stores the new residual
     eps: tl.constexpr,
     INPUT: tl.constexpr,
@@ -130,16 +118,16 @@ def product(
         whole = tl.load(weight + element + column[:, None], mask=is_weight, other=0.0)
         is_column = column < last_input
         if INPUT == POST_NORM or INPUT == PRE_NORM:
-            scale = tl.load(norm_weight + column, mask=is_column, other=0.0)
-            shift = tl.load(norm_bias + column, mask=is_column, other=0.0)
+            scale = tl.load(given.norm_weight + column, mask=is_column, other=0.0)
+            shift = tl.load(given.norm_bias + column, mask=is_column, other=0.0)
     wait(PDL)
-    dtype = x.dtype.element_ty
+    dtype = given.x.dtype.element_ty
     total = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
     if INPUT == PLAIN:
         for chunk in tl.static_range(CHUNKS):
             at = column + chunk * CHUNK
             ok = is_row & (at[None, :] < last_input)
-            values = tl.load(x + row[:, None] * x_stride + at[None, :], mask=ok, other=0.0)
+            values = tl.load(given.x + row[:, None] * given.stride + at[None, :], mask=ok, other=0.0)
             if CHUNKS == 1:
                 total = tl.dot(values, whole, total, input_precision="ieee")
             else:
@@ -150,10 +138,7 @@ def product(
         for chunk in tl.static_range(CHUNKS):
             at = column + chunk * CHUNK
             ok = is_row & (at[None, :] < inputs)
-            sum = _residual(
-                x, x_stride, parts, before, table, positions, row, at, ok, rows, inputs, table_size, NPARTS,
-                HAS_BEFORE, ADD and INPUT == PRE_NORM,
-            )  # fmt: skip
+            sum = _residual(given, row, at, ok, rows, inputs, NPARTS, HAS_BEFORE, ADD and INPUT == PRE_NORM)
             mean += tl.sum(sum, 1)
         mean = mean / inputs
         variance = tl.zeros((ROWS,), dtype=tl.float32)
@@ -162,10 +147,7 @@ def product(
                 at = column + chunk * CHUNK
                 ok = is_row & (at[None, :] < inputs)
                 if CHUNKS > 1:
-                    sum = _residual(
-                        x, x_stride, parts, before, table, positions, row, at, ok, rows, inputs, table_size, NPARTS,
-                        HAS_BEFORE, ADD and INPUT == PRE_NORM,
-                    )  # fmt: skip
+                    sum = _residual(given, row, at, ok, rows, inputs, NPARTS, HAS_BEFORE, ADD and INPUT == PRE_NORM)
                 centred = tl.where(at[None, :] < inputs, sum - mean[:, None], 0.0)
                 variance += tl.sum(centred * centred, 1)
         factor = tl.rsqrt(variance / inputs + eps)
@@ -173,28 +155,25 @@ def product(
             at = column + chunk * CHUNK
             ok = is_row & (at[None, :] < inputs)
             if CHUNKS > 1:
-                sum = _residual(
-                    x, x_stride, parts, before, table, positions, row, at, ok, rows, inputs, table_size, NPARTS,
-                    HAS_BEFORE, ADD and INPUT == PRE_NORM,
-                )  # fmt: skip
+                sum = _residual(given, row, at, ok, rows, inputs, NPARTS, HAS_BEFORE, ADD and INPUT == PRE_NORM)
                 if INPUT != SUM:
-                    scale = tl.load(norm_weight + at, mask=at < inputs, other=0.0)
-                    shift = tl.load(norm_bias + at, mask=at < inputs, other=0.0)
+                    scale = tl.load(given.norm_weight + at, mask=at < inputs, other=0.0)
+                    shift = tl.load(given.norm_bias + at, mask=at < inputs, other=0.0)
             if INPUT == SUM:
                 values = sum
             else:
                 values = (sum - mean[:, None]) * factor[:, None] * scale[None, :].to(tl.float32)
                 values += shift[None, :].to(tl.float32)
             if ADD and INPUT == POST_NORM:
-                values = _add_position(values, table, positions, row, at, ok, rows, inputs, table_size)
-            to = new_x + row[:, None] * new_stride + at[None, :]
+                values = _add_position(values, given, row, at, ok, rows, inputs)
+            to = given.new_x + row[:, None] * given.new_stride + at[None, :]
             if stores:
                 if INPUT == POST_NORM:
                     tl.store(to, values.to(dtype), ok)
                 else:
                     tl.store(to, sum.to(dtype), ok)
                 if KEEP:
-                    tl.store(normal + row[:, None] * inputs + at[None, :], values.to(dtype), ok)
+                    tl.store(given.normal + row[:, None] * inputs + at[None, :], values.to(dtype), ok)
             if CHUNKS == 1:
                 total = tl.dot(values.to(dtype), whole, total, input_precision="ieee")
             else:
@@ -217,22 +196,12 @@ def activate(values, ACTIVATION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "per_sentence"])
 def linear(
-    x,
-    x_stride,
-    parts,
-    before,
-    norm_weight,
-    norm_bias,
-    new_x,
-    new_stride,
-    normal,
-    table,
-    positions,
+    given,  # `ProductInput`
     weight,
     bias,
     out,
     residual,  # [any, residual_width], added to each `residual_width` outputs of STORE, where ADDS
-    row_map,  # [sentences], the row of `x` (READS) or of `residual` (ADDS) that is read for each row of `out`
+    row_map,  # [sentences], the row of `given` (READS) or of `residual` (ADDS) that is read for each row of `out`
     cache,  # QUERY_KEY_VALUE: keys and values of a layer [slots, 2, width]; SOURCE_KEY_VALUE: of all layers
     slots,  # [rows], the slot of each row
     active,  # [rows / per_sentence], how many rows are needed: see `is_live`
@@ -240,7 +209,6 @@ def linear(
     per_sentence,
     outputs,
     inputs,
-    table_size,
     residual_width,
     layer_stride,  # SOURCE_KEY_VALUE: numbers of a layer in `cache`
     eps: tl.constexpr,
@@ -284,9 +252,8 @@ def linear(
         first = part * CHUNK * CHUNKS
         last = tl.minimum(first + CHUNK * CHUNKS, inputs)
     total = product(
-        x, x_stride, parts, before, norm_weight, norm_bias, new_x, new_stride, normal, table, positions, weight, row,
-        output, rows, outputs, inputs, first, last, table_size, tl.program_id(0) == 0, eps, INPUT, NPARTS, HAS_BEFORE,
-        ADD, KEEP, ROWS, OUTPUTS, CHUNK, CHUNKS, EVEN, PDL,
+        given, weight, row, output, rows, outputs, inputs, first, last, tl.program_id(0) == 0, eps, INPUT, NPARTS,
+        HAS_BEFORE, ADD, KEEP, ROWS, OUTPUTS, CHUNK, CHUNKS, EVEN, PDL,
     )  # fmt: skip
     is_row, is_output = row[:, None] < rows, output[None, :] < outputs
     ok = is_row & is_output

@@ -29,18 +29,16 @@ def _normalised(values, column, width, norm_weight, norm_bias, eps, ok):
 
 
 @triton.jit
-def store_input(
-    values, position, x, row, x_stride, table, table_size, norm_weight, norm_bias, column, width, eps,
-    HAS_TABLE: tl.constexpr, HAS_NORM: tl.constexpr,
-):  # fmt: skip
+def store_input(values, position, row, column, embedding, eps, HAS_TABLE: tl.constexpr, HAS_NORM: tl.constexpr):
     """Add the position's embedding, normalise, and store a row's input."""
+    width = embedding.width
     ok = column < width
     if HAS_TABLE:
-        place = tl.minimum(position, table_size - 1)
-        values += tl.load(table + place * width + column, mask=ok, other=0.0).to(tl.float32)
+        place = tl.minimum(position, embedding.table_size - 1)
+        values += tl.load(embedding.table + place * width + column, mask=ok, other=0.0).to(tl.float32)
     if HAS_NORM:
-        values = _normalised(values, column, width, norm_weight, norm_bias, eps, ok)
-    tl.store(x + row * x_stride + column, values.to(x.dtype.element_ty), ok)
+        values = _normalised(values, column, width, embedding.norm_weight, embedding.norm_bias, eps, ok)
+    tl.store(embedding.x + row * embedding.x_stride + column, values.to(embedding.x.dtype.element_ty), ok)
 
 
 @triton.jit
@@ -69,33 +67,13 @@ def store_limits(prefix, limits, only, row_limits, row, position):
 
 @triton.jit
 def step_rows(
-    tokens,  # [B, columns], the first token and then the output; where OF_BEAMS [B, hypotheses, columns]
-    lengths,
-    draft,  # [B, draft_stride]
-    num_drafted,
-    prefix,  # [B, prefix_stride], forced first tokens
-    limits,
-    bases,  # [B], first cache slots
+    batch,  # `Places`; where OF_BEAMS, `tokens` is [B, hypotheses, columns]
+    scores,  # `Scores`, of which `only`, `row_limits` and `watched` are written
     positions,  # [rows]
-    slots,  # [rows]; -1 for rows of no token, and of idle places
-    only,
-    row_limits,
-    watched,
+    slots,  # [rows]; -1 for rows of no token
     needed,  # [B], how many rows the launches after the next one need
-    active,
-    columns,
-    draft_stride,
-    prefix_stride,
     per_sentence,
-    embedding,
-    table,
-    norm_weight,
-    norm_bias,
-    x,
-    width,
-    x_stride,
-    table_size,
-    scale,
+    embedding,  # `Embedding`
     eps: tl.constexpr,
     HAS_TABLE: tl.constexpr,
     HAS_NORM: tl.constexpr,
@@ -108,26 +86,26 @@ def step_rows(
     row = tl.program_id(0)
     sentence, step = row // per_sentence, row % per_sentence
     column = tl.arange(0, WIDTH)
-    ok = column < width
+    ok = column < embedding.width
     wait(PDL)
-    if tl.load(active + sentence) == 0:
+    if tl.load(batch.active + sentence) == 0:
         tl.store(needed + sentence, 0)
         # Rows of idle places are in tiles with others, and would write to the slots of an earlier step.
         tl.store(slots + row, -1)
         return
-    limits += sentence * TOKENS
-    length = tl.load(lengths + sentence)
-    own_prefix = prefix + sentence * prefix_stride
+    limits = batch.place_limits + sentence * TOKENS
+    length = tl.load(batch.lengths + sentence)
+    own_prefix = batch.prefix + sentence * batch.prefix_stride
     if OF_BEAMS:
         # A hypothesis writes to a place and slots of its own. At first all are equal.
         writer = tl.where(length == 0, sentence * per_sentence, row)
-        token = tl.load(tokens + writer.to(tl.int64) * columns + length)
+        token = tl.load(batch.tokens + writer.to(tl.int64) * (batch.columns // per_sentence) + length)
         count, position, following = per_sentence - 1, length, -1
-        slot = tl.load(bases + sentence) + length * per_sentence + step
+        slot = tl.load(batch.bases + sentence) + length * per_sentence + step
     else:
         pad, prefix_width = tl.load(limits + PAD), tl.minimum(tl.load(limits + PREFIX), tl.load(limits + MAX_LEN))
         position = length + step
-        own_draft = draft + sentence * draft_stride
+        own_draft = batch.draft + sentence * batch.draft_stride
         # What the prefix forces is the draft, and at the beginning nothing else is. Every row finds that out by itself,
         # and then reads no draft, since the first row writes its length.
         is_forced = length < prefix_width
@@ -143,61 +121,37 @@ def step_rows(
             own = tl.load(own_prefix + position - 1, mask=(step > 0) & (step <= count), other=0)
             following = tl.load(own_prefix + position, mask=step < count, other=-1)
             tl.store(own_draft + step, following, step < count)
-            tl.store(num_drafted + sentence, count, step == 0)
+            tl.store(batch.num_drafted + sentence, count, step == 0)
         else:
-            count = tl.load(num_drafted + sentence)
+            count = tl.load(batch.num_drafted + sentence)
             own = tl.load(own_draft + step - 1, mask=(step > 0) & (step <= count), other=0)
             following = tl.load(own_draft + step, mask=step < count, other=-1)
-        first = tl.load(tokens + sentence * columns + length)
+        first = tl.load(batch.tokens + sentence * batch.columns + length)
         token = tl.where(step > count, pad, tl.where(step == 0, first, own))
-        slot = tl.load(bases + sentence) + position
+        slot = tl.load(batch.bases + sentence) + position
     tl.store(needed + sentence, count + 1, step == 0)
-    values = tl.load(embedding + token.to(tl.int64) * width + column, mask=ok, other=0.0).to(tl.float32) * scale
-    store_input(
-        values, position, x, row, x_stride, table, table_size, norm_weight, norm_bias, column, width, eps, HAS_TABLE,
-        HAS_NORM,
-    )  # fmt: skip
+    of_token = embedding.weight + token.to(tl.int64) * embedding.width
+    values = tl.load(of_token + column, mask=ok, other=0.0).to(tl.float32) * embedding.scale
+    store_input(values, position, row, column, embedding, eps, HAS_TABLE, HAS_NORM)
     # Rows of no token read what the first one reads: further slots may be beyond the cache.
     tl.store(positions + row, tl.where(step <= count, position, length))
     tl.store(slots + row, tl.where(step <= count, slot, -1))
-    alone = store_limits(own_prefix, limits, only, row_limits, row, position)
-    tl.store(watched + row, tl.where(alone >= 0, alone, following))
+    alone = store_limits(own_prefix, limits, scores.only, scores.row_limits, row, position)
+    tl.store(scores.watched + row, tl.where(alone >= 0, alone, following))
 
 
 @triton.jit
 def drafted_rows(
-    tokens,
-    lengths,
-    limits,
-    bases,
+    batch,  # `Places`
     mask_vector,
-    queries,  # [P, D], of the soft copy of the source at each position, where COPIES
-    source,  # [B, source_stride], source tokens
-    source_lengths,
-    source_embedding,
-    source_scale,
-    copy_table,  # [P, D], positions in the soft copy
-    copy_size,
+    copy,  # `SoftCopy`, where COPIES
     newest,  # [B, D], added to the inputs of a sentence, where ADDS
     positions,
-    slots,  # [rows]; -1 for rows that are before the output or beyond its end, and of idle places
+    slots,  # [rows]; -1 for rows that are before the output or beyond its end
     last_visible,
-    active,
-    emitted,
-    columns,
-    source_stride,
     per_sentence,
     token_rows,  # rows of a sentence that are its last tokens; masks follow
-    copy_scale,
-    embedding,
-    table,
-    norm_weight,
-    norm_bias,
-    x,
-    width,
-    x_stride,
-    table_size,
-    scale,
+    embedding,  # `Embedding`
     eps: tl.constexpr,
     COPIES: tl.constexpr,
     ADDS: tl.constexpr,
@@ -211,36 +165,31 @@ def drafted_rows(
     row = tl.program_id(0)
     sentence, step = row // per_sentence, row % per_sentence
     column = tl.arange(0, WIDTH)
+    width = embedding.width
     ok = column < width
     wait(PDL)
-    if tl.load(active + sentence) == 0:
+    if tl.load(batch.active + sentence) == 0:
         tl.store(slots + row, -1)  # as in `step_rows`
         return
-    limits += sentence * TOKENS
-    length, max_len = tl.load(lengths + sentence), tl.load(limits + MAX_LEN)
+    length, max_len = tl.load(batch.lengths + sentence), tl.load(batch.place_limits + sentence * TOKENS + MAX_LEN)
     place = length + 1 - token_rows + step
     position = tl.maximum(place, 0)
     if step < token_rows:
-        token = tl.load(tokens + sentence * columns + position).to(tl.int64)
-        values = tl.load(embedding + token * width + column, mask=ok, other=0.0).to(tl.float32) * scale
+        token = tl.load(batch.tokens + sentence * batch.columns + position).to(tl.int64)
+        values = tl.load(embedding.weight + token * width + column, mask=ok, other=0.0).to(tl.float32) * embedding.scale
     else:
         values = tl.load(mask_vector + column, mask=ok, other=0.0).to(tl.float32)
         if COPIES:
-            values += _soft_copy(
-                queries, source + sentence * source_stride, tl.load(source_lengths + sentence), source_embedding,
-                source_scale, copy_table, copy_size, position, column, width, copy_scale, ok,
-            )  # fmt: skip
+            source, size = batch.source + sentence * batch.source_stride, tl.load(batch.source_lengths + sentence)
+            values += _soft_copy(copy, source, size, position, column, width, ok)
     if ADDS:
         # Before the first iteration there is none.
-        has_newest = tl.load(emitted + sentence) > 0
+        has_newest = tl.load(batch.emitted + sentence) > 0
         added = tl.load(newest + sentence * width + column, mask=ok, other=0.0).to(tl.float32)
         values += tl.where(has_newest, added, 0.0)
-    store_input(
-        values, position, x, row, x_stride, table, table_size, norm_weight, norm_bias, column, width, eps, HAS_TABLE,
-        HAS_NORM,
-    )  # fmt: skip
+    store_input(values, position, row, column, embedding, eps, HAS_TABLE, HAS_NORM)
     tl.store(positions + row, position)
-    tl.store(slots + row, tl.where((place >= 0) & (place <= max_len), tl.load(bases + sentence) + position, -1))
+    tl.store(slots + row, tl.where((place >= 0) & (place <= max_len), tl.load(batch.bases + sentence) + position, -1))
     last = position
     if IN_BLOCK:
         last = tl.where(step < token_rows, position, length + per_sentence - token_rows)
@@ -248,12 +197,10 @@ def drafted_rows(
 
 
 @triton.jit
-def _soft_copy(
-    queries, source, source_length, embedding, embedding_scale, table, table_size, position, column, width, scale, ok
-):  # fmt: skip
+def _soft_copy(copy, source, source_length, position, column, width, ok):
     """Return attention from a position of the output over the source's embeddings (models/block_nat/decoder.py)."""
-    place = tl.minimum(position, table_size - 1)
-    query = tl.load(queries + place * width + column, mask=ok, other=0.0).to(tl.float32)
+    place = tl.minimum(position, copy.table_size - 1)
+    query = tl.load(copy.queries + place * width + column, mask=ok, other=0.0).to(tl.float32)
     highest, total = float("-inf"), 0.0
     values = tl.zeros_like(query)
     for start in range(0, source_length, 16):
@@ -261,11 +208,11 @@ def _soft_copy(
         is_token = at < source_length
         both = is_token[:, None] & ok[None, :]
         token = tl.load(source + at, mask=is_token, other=0).to(tl.int64)
-        from_embedding = embedding + token[:, None] * width + column[None, :]
-        value = tl.load(from_embedding, mask=both, other=0.0).to(tl.float32) * embedding_scale
-        of_place = table + tl.minimum(at, table_size - 1)[:, None] * width + column[None, :]
+        from_embedding = copy.embedding + token[:, None] * width + column[None, :]
+        value = tl.load(from_embedding, mask=both, other=0.0).to(tl.float32) * copy.embedding_scale
+        of_place = copy.table + tl.minimum(at, copy.table_size - 1)[:, None] * width + column[None, :]
         key = value + tl.load(of_place, mask=both, other=0.0).to(tl.float32)
-        score = tl.where(is_token, tl.sum(key * query[None, :], 1) * scale, float("-inf"))
+        score = tl.where(is_token, tl.sum(key * query[None, :], 1) * copy.scale, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(score, 0))
         weight, factor = tl.exp(score - new_highest), tl.exp(highest - new_highest)
         total = total * factor + tl.sum(weight, 0)
@@ -276,34 +223,15 @@ def _soft_copy(
 
 @triton.jit
 def source_rows(
+    batch,  # `Places`
     tokens,  # [rows], packed sources; a sentence begins at a multiple of 16 rows
     sentences,  # [tiles], the place in the batch of each tile's sentence; -1 for unused tiles
     begins,  # [tiles], the first row of the tile's sentence
     sizes,  # [tiles], the length of the tile's sentence
-    source_bases,  # [B], first slots of the sources' keys and values
     own_slots,  # [rows], in the encoder's own keys and values
     cross_slots,  # [rows], in those of the decoder
     last_visible,  # [rows]
-    source,  # [B, source_stride], the tokens of each sentence
-    source_lengths,  # [B]
-    source_ends,  # [B], the last slot of a source, counted from its base
-    outputs,  # [B, columns]
-    limits,
-    lengths,
-    active,
-    emitted,
-    num_drafted,
-    source_stride,
-    columns,
-    embedding,
-    table,
-    norm_weight,
-    norm_bias,
-    x,
-    width,
-    x_stride,
-    table_size,
-    scale,
+    embedding,  # `Embedding`
     eps: tl.constexpr,
     HAS_TABLE: tl.constexpr,
     HAS_NORM: tl.constexpr,
@@ -318,24 +246,21 @@ def source_rows(
     sentence = tl.load(sentences + tile)
     if sentence < 0:
         return
-    limits += sentence * TOKENS
     position, size = row - tl.load(begins + tile), tl.load(sizes + tile)
     is_token = position < size
     token = tl.load(tokens + row).to(tl.int64)
-    values = tl.load(embedding + token * width + column, mask=column < width, other=0.0).to(tl.float32) * scale
-    store_input(
-        values, position, x, row, x_stride, table, table_size, norm_weight, norm_bias, column, width, eps, HAS_TABLE,
-        HAS_NORM,
-    )  # fmt: skip
+    of_token = embedding.weight + token * embedding.width
+    values = tl.load(of_token + column, mask=column < embedding.width, other=0.0).to(tl.float32) * embedding.scale
+    store_input(values, position, row, column, embedding, eps, HAS_TABLE, HAS_NORM)
     tl.store(own_slots + row, row)
     tl.store(last_visible + row, size - 1)
-    tl.store(cross_slots + row, tl.where(is_token, tl.load(source_bases + sentence) + position, -1))
-    tl.store(source + sentence * source_stride + position, token.to(tl.int32), is_token)
+    tl.store(cross_slots + row, tl.where(is_token, tl.load(batch.source_bases + sentence) + position, -1))
+    tl.store(batch.source + sentence * batch.source_stride + position, token.to(tl.int32), is_token)
     if position == 0:
-        tl.store(source_lengths + sentence, size)
-        tl.store(source_ends + sentence, size - 1)
-        tl.store(outputs + sentence * columns, tl.load(limits + FIRST))
-        tl.store(lengths + sentence, 0)
-        tl.store(emitted + sentence, 0)
-        tl.store(num_drafted + sentence, 0)
-        tl.store(active + sentence, ALL_ROWS)
+        tl.store(batch.source_lengths + sentence, size)
+        tl.store(batch.source_ends + sentence, size - 1)
+        tl.store(batch.tokens + sentence * batch.columns, tl.load(batch.place_limits + sentence * TOKENS + FIRST))
+        tl.store(batch.lengths + sentence, 0)
+        tl.store(batch.emitted + sentence, 0)
+        tl.store(batch.num_drafted + sentence, 0)
+        tl.store(batch.active + sentence, ALL_ROWS)

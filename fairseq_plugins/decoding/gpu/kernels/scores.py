@@ -26,37 +26,18 @@ from fairseq_plugins.decoding.gpu.kernels.noise import noise
 
 @triton.jit(do_not_specialize=["rows", "per_sentence", "skipped"])
 def vocabulary(
-    x,
-    x_stride,
-    parts,
-    before,
-    norm_weight,
-    norm_bias,
-    new_x,
-    new_stride,
-    normal,
+    batch,  # `Places`
+    scores,  # `Scores`, whose rows are those that are scored
+    given,  # `ProductInput`
     weight,  # [outputs + further ones, inputs]; the further ones begin at a multiple of OUTPUTS
     bias,
-    limits,  # int32, see above
-    penalties,  # fp32: of unk, the temperature, and --sampling-topp
-    row_limits,  # [rows], bits: `rows.TOKENS`
-    watched,  # [rows], a token whose score is wanted, -1 for none
-    watched_scores,  # [rows]
-    best_scores,  # [rows, tiles, BEST], of the best allowed tokens of a tile, the best first
-    best_tokens,
-    peaks,  # [rows, tiles], the highest score
-    sums,  # [rows, tiles], of exp(score - peak)
     further,  # [rows, further_outputs], products that are no scores
     all_scores,  # [rows, outputs], where STORES: instead of the best ones
-    drawn_scores,  # [rows, tiles], where DRAWS: of the best token of a tile, without its noise
-    keys,  # [B, 4], of the noise
-    lengths,  # [B]
     ids,  # [outputs], the tokens that are scored, where HAS_IDS
     active,
     rows,
     per_sentence,
-    skipped,  # first rows of each sentence, which are not scored: the tensors above have no rows for these
-    outputs,
+    skipped,  # first rows of each sentence, which are not scored: scores have no rows for these
     further_outputs,
     inputs,
     eps: tl.constexpr,
@@ -84,7 +65,7 @@ def vocabulary(
     is_row = row < rows // per_sentence * scored
     of_step = tl.where(is_row, row // scored * per_sentence + skipped + row % scored, rows)
     tile = tl.program_id(0)
-    tiles = tl.cdiv(outputs, OUTPUTS)
+    outputs, tiles = scores.outputs, scores.tiles
     output = tile * OUTPUTS + tl.arange(0, OUTPUTS)
     if not is_live(active, of_step, rows, per_sentence):
         wait(PDL)
@@ -96,9 +77,8 @@ def vocabulary(
     if HAS_BIAS:
         offset = tl.load(bias + output, mask=output < all_outputs, other=0.0).to(tl.float32)
     total = product(
-        x, x_stride, parts, before, norm_weight, norm_bias, new_x, new_stride, normal, x, active, weight, of_step,
-        output, rows, all_outputs, inputs, 0, inputs, 0, tile == 0, eps, INPUT, NPARTS, HAS_BEFORE, False, KEEP, ROWS,
-        OUTPUTS, CHUNK, CHUNKS, EVEN, PDL,
+        given, weight, of_step, output, rows, all_outputs, inputs, 0, inputs, tile == 0, eps, INPUT, NPARTS, HAS_BEFORE,
+        False, KEEP, ROWS, OUTPUTS, CHUNK, CHUNKS, EVEN, PDL,
     )  # fmt: skip
     total += offset[None, :]
     if FURTHER:
@@ -108,41 +88,44 @@ def vocabulary(
             tl.store(further + row[:, None] * further_outputs + column[None, :], total, ok)
             return
     if LIMITED or DRAWS:
-        total = total / tl.load(penalties + TEMPERATURE)
+        total = total / tl.load(batch.penalties + TEMPERATURE)
     if LIMITED or DRAWS or not STORES:
         at = row.to(tl.int64) * tiles + tile
         total = tl.where(output[None, :] < outputs, total, float("-inf"))
         peak = tl.max(total, 1)
-        tl.store(peaks + at, peak, is_row)
+        tl.store(scores.peaks + at, peak, is_row)
         # A bias may forbid all tokens of a tile.
-        tl.store(sums + at, tl.sum(tl.exp(total - tl.where(peak == float("-inf"), 0.0, peak)[:, None]), 1), is_row)
+        tl.store(
+            scores.sums + at, tl.sum(tl.exp(total - tl.where(peak == float("-inf"), 0.0, peak)[:, None]), 1), is_row
+        )
         if LIMITED:
-            total -= tl.where(output == tl.load(limits + UNK), tl.load(penalties + UNK_PENALTY), 0.0)[None, :]
-            token = tl.load(watched + row, mask=is_row, other=-1)
+            penalty = tl.load(batch.penalties + UNK_PENALTY)
+            total -= tl.where(output == tl.load(batch.limits + UNK), penalty, 0.0)[None, :]
+            token = tl.load(scores.watched + row, mask=is_row, other=-1)
             found = tl.sum(tl.where(output[None, :] == token[:, None], total, 0.0), 1)
-            tl.store(watched_scores + row, found, is_row & (token // OUTPUTS == tile) & (token >= 0))
-            of_tokens = tl.load(limits + TOKENS + output, mask=output < outputs, other=0)
-            of_rows = tl.load(row_limits + row, mask=is_row, other=-1)
+            tl.store(scores.watched_scores + row, found, is_row & (token // OUTPUTS == tile) & (token >= 0))
+            of_tokens = tl.load(batch.limits + TOKENS + output, mask=output < outputs, other=0)
+            of_rows = tl.load(scores.row_limits + row, mask=is_row, other=-1)
             total = tl.where((of_tokens[None, :] & of_rows[:, None]) != 0, float("-inf"), total)
     if STORES:
         ok = is_row[:, None] & (output[None, :] < outputs)
         tl.store(all_scores + row[:, None].to(tl.int64) * outputs + output[None, :], total, ok)
     else:
-        scores = total
+        without_noise = total
         if DRAWS:
             token = output
             if HAS_IDS:
                 token = tl.load(ids + output, mask=output < outputs, other=0)
             sentence = row // scored
-            position = tl.load(lengths + sentence, mask=is_row, other=0) + row % scored
-            total += noise(keys, sentence[:, None], position[:, None], token[None, :], is_row[:, None])
+            position = tl.load(batch.lengths + sentence, mask=is_row, other=0) + row % scored
+            total += noise(batch.noise_keys, sentence[:, None], position[:, None], token[None, :], is_row[:, None])
         for rank in tl.static_range(BEST):
             score, index = best_of(total, 1, OUTPUTS)
-            tl.store(best_scores + at * BEST + rank, score, is_row)
+            tl.store(scores.best_scores + at * BEST + rank, score, is_row)
             if DRAWS:
                 is_best = tl.arange(0, OUTPUTS)[None, :] == index[:, None]
-                tl.store(drawn_scores + at, tl.sum(tl.where(is_best, scores, 0.0), 1), is_row)
-            tl.store(best_tokens + at * BEST + rank, tl.minimum(tile * OUTPUTS + index, outputs - 1), is_row)
+                tl.store(scores.drawn_scores + at, tl.sum(tl.where(is_best, without_noise, 0.0), 1), is_row)
+            tl.store(scores.best_tokens + at * BEST + rank, tl.minimum(tile * OUTPUTS + index, outputs - 1), is_row)
             total = tl.where(tl.arange(0, OUTPUTS)[None, :] == index[:, None], float("-inf"), total)
 
 
@@ -159,26 +142,12 @@ def store_status(status, sentence, emitted, accepted, drafted, has_ended, error)
 
 @triton.jit
 def best_tokens(
-    best_scores,
-    best_tokens,
-    peaks,
-    sums,
-    watched_scores,
-    only,  # [rows], the only allowed token, -1 where several are
-    token_of_row,  # [rows], the best token
-    log_prob_of_row,  # [rows], of the best token
-    normalizers,  # [rows], the logarithm of the sum of exponentials
-    drawn_scores,  # [rows, tiles], where DRAWS: of the best token of each tile, without its noise
+    batch,  # `Places`
+    scores,  # `Scores`
     all_scores,  # [rows, outputs], where KEEPS
-    keys,  # where KEEPS, those of `vocabulary`
-    lengths,
     ids,
-    limits,
-    penalties,
     active,
     per_sentence,
-    outputs,
-    tiles,
     BEST: tl.constexpr,
     LIMITED: tl.constexpr,
     DRAWS: tl.constexpr,
@@ -196,60 +165,43 @@ def best_tokens(
         return
     tile = tl.arange(0, TILES)
     # Offsets into the scores of many rows do not fit 32 bits.
+    outputs, tiles = scores.outputs, scores.tiles
     of_row = row.to(tl.int64) * tiles
     at = of_row + tile
     is_tile = tile < tiles
-    peak = tl.load(peaks + at, mask=is_tile, other=float("-inf"))
-    sum = tl.load(sums + at, mask=is_tile, other=0.0)
+    peak = tl.load(scores.peaks + at, mask=is_tile, other=float("-inf"))
+    sum = tl.load(scores.sums + at, mask=is_tile, other=0.0)
     highest = tl.max(peak, 0)
     normalizer = highest + tl.log(tl.sum(sum * tl.exp(peak - highest), 0))
     if KEEPS:
         sentence = row // per_sentence
         token, score = drawn_token(
-            all_scores + row.to(tl.int64) * outputs, outputs, ids, keys, sentence,
-            tl.load(lengths + sentence) + row % per_sentence, tl.load(limits + TOPK), tl.load(penalties + TOPP),
-            normalizer, HAS_IDS, CHUNK,
+            all_scores + row.to(tl.int64) * outputs, outputs, ids, batch.noise_keys, sentence,
+            tl.load(batch.lengths + sentence) + row % per_sentence, tl.load(batch.limits + TOPK),
+            tl.load(batch.penalties + TOPP), normalizer, HAS_IDS, CHUNK,
         )  # fmt: skip
     else:
-        scores = tl.load(best_scores + at * BEST, mask=is_tile, other=float("-inf"))
-        score, index = best_of(scores, 0, tiles)
-        token = tl.load(best_tokens + (of_row + index) * BEST)
+        of_tiles = tl.load(scores.best_scores + at * BEST, mask=is_tile, other=float("-inf"))
+        score, index = best_of(of_tiles, 0, tiles)
+        token = tl.load(scores.best_tokens + (of_row + index) * BEST)
         if DRAWS:
-            score = tl.load(drawn_scores + of_row + index)
+            score = tl.load(scores.drawn_scores + of_row + index)
     if LIMITED:
-        allowed = tl.load(only + row)
+        allowed = tl.load(scores.only + row)
         if allowed >= 0:
             token = allowed
-            score = tl.load(watched_scores + row)
-    tl.store(token_of_row + row, token)
-    tl.store(log_prob_of_row + row, score - normalizer)
-    tl.store(normalizers + row, normalizer)
+            score = tl.load(scores.watched_scores + row)
+    tl.store(scores.token + row, token)
+    tl.store(scores.log_prob + row, score - normalizer)
+    tl.store(scores.normalizer + row, normalizer)
 
 
 @triton.jit
 def accept(
-    token_of_row,
-    log_prob_of_row,
-    normalizers,
-    watched_scores,
-    best_scores,
-    only,
-    row_limits,
-    limits,
-    draft,  # [B, draft_stride]
-    num_drafted,  # [B]
+    batch,  # `Places`
+    scores,  # `Scores`
     values,  # [vocabulary], the number that a token stands for, where DISTANCE
-    tokens,  # [B, columns], the first token and then the output
-    log_probs,  # [B, columns]
-    lengths,  # [B]
-    active,
-    emitted,  # [B]
-    last_row,  # [B], the row that predicted the last emitted token
-    status,  # [B, 5]: emitted, accepted and drafted tokens, whether the sentence has ended, whether scores are NaN
-    columns,
-    draft_stride,
     per_sentence,
-    tiles,
     tau,
     epsilon,
     MIN_BLOCK: tl.constexpr,
@@ -263,33 +215,34 @@ def accept(
     """Accept drafts and append them with the verifier's own next token. Grid: sentences."""
     sentence = tl.program_id(0)
     wait(PDL)
-    if tl.load(active + sentence) == 0:
-        store_status(status, sentence, 0, 0, 0, 1, 0)
+    if tl.load(batch.active + sentence) == 0:
+        store_status(batch.status, sentence, 0, 0, 0, 1, 0)
         return
     step = tl.arange(0, STEPS)
     row = sentence * per_sentence + step
-    count = tl.load(num_drafted + sentence)
+    count = tl.load(batch.num_drafted + sentence)
     is_drafted = step < count
     is_row = step <= count
-    best = tl.load(token_of_row + row, mask=is_row, other=-1)
-    log_prob = tl.load(log_prob_of_row + row, mask=is_row, other=0.0)
-    drafted = tl.load(draft + sentence * draft_stride + step, mask=is_drafted, other=-1)
+    best = tl.load(scores.token + row, mask=is_row, other=-1)
+    log_prob = tl.load(scores.log_prob + row, mask=is_row, other=0.0)
+    drafted = tl.load(batch.draft + sentence * batch.draft_stride + step, mask=is_drafted, other=-1)
     accepted = is_drafted & (drafted == best)
-    end = tl.load(limits + EOS)
+    end = tl.load(batch.limits + EOS)
     if BETA > 0 or DISTANCE or MIN_BLOCK > 1:
-        score = tl.load(watched_scores + row, mask=is_drafted, other=0.0)
-        of_draft = score - tl.load(normalizers + row, mask=is_drafted, other=0.0)
-        alone = tl.load(only + row, mask=is_drafted, other=-1)
-        of_rows = tl.load(row_limits + row, mask=is_drafted, other=0)
-        of_tokens = tl.load(limits + TOKENS + drafted, mask=is_drafted, other=0)
+        score = tl.load(scores.watched_scores + row, mask=is_drafted, other=0.0)
+        of_draft = score - tl.load(scores.normalizer + row, mask=is_drafted, other=0.0)
+        alone = tl.load(scores.only + row, mask=is_drafted, other=-1)
+        of_rows = tl.load(scores.row_limits + row, mask=is_drafted, other=0)
+        of_tokens = tl.load(batch.limits + TOKENS + drafted, mask=is_drafted, other=0)
         allowed = is_drafted & (alone < 0) & ((of_tokens & of_rows) == 0)
         if BETA > 0:
             better = tl.zeros((STEPS,), tl.int32)
+            tiles = scores.tiles
             for first in range(0, tiles * BEST, CHUNK):
                 place = first + tl.arange(0, CHUNK)
                 ok = is_drafted[:, None] & (place < tiles * BEST)[None, :]
                 at = row[:, None].to(tl.int64) * (tiles * BEST) + place[None, :]
-                others = tl.load(best_scores + at, mask=ok, other=-float("inf"))
+                others = tl.load(scores.best_scores + at, mask=ok, other=-float("inf"))
                 better += tl.sum((others > score[:, None]).to(tl.int32), 1)
             near = allowed & (better < BETA) & (log_prob - of_draft <= tau)
             log_prob = tl.where(near & ~accepted, of_draft, log_prob)
@@ -308,16 +261,16 @@ def accept(
     first_end = tl.min(tl.where((token == end) & (step <= first_rejected), step, STEPS), 0)
     number = tl.minimum(first_rejected, first_end) + 1
     is_emitted = step < number
-    length = tl.load(lengths + sentence)
-    to = sentence * columns + 1 + length + step
-    tl.store(tokens + to, token, is_emitted)
-    tl.store(log_probs + to, log_prob, is_emitted)
+    length = tl.load(batch.lengths + sentence)
+    to = sentence * batch.columns + 1 + length + step
+    tl.store(batch.tokens + to, token, is_emitted)
+    tl.store(batch.log_probs + to, log_prob, is_emitted)
     has_ended = first_end < STEPS
     is_nan = tl.max((is_emitted & (log_prob != log_prob)).to(tl.int32), 0)
     before_overwriting()
-    tl.store(lengths + sentence, length + number)
-    tl.store(active + sentence, tl.where(has_ended | (is_nan > 0), 0, ALL_ROWS))
-    tl.store(emitted + sentence, number)
-    tl.store(last_row + sentence, sentence * per_sentence + number - 1)
+    tl.store(batch.lengths + sentence, length + number)
+    tl.store(batch.active + sentence, tl.where(has_ended | (is_nan > 0), 0, ALL_ROWS))
+    tl.store(batch.emitted + sentence, number)
+    tl.store(batch.last_row + sentence, sentence * per_sentence + number - 1)
     kept = tl.sum((is_emitted & is_drafted & (token == drafted)).to(tl.int32), 0)
-    store_status(status, sentence, number, kept, count, has_ended.to(tl.int32), is_nan)
+    store_status(batch.status, sentence, number, kept, count, has_ended.to(tl.int32), is_nan)

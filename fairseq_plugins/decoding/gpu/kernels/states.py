@@ -3,11 +3,13 @@
 import triton
 import triton.language as tl
 
+from fairseq_plugins.decoding.gpu.kernels.arguments import ProductInput
 from fairseq_plugins.decoding.gpu.kernels.layers import is_live, product, wait
 
 
 @triton.jit(do_not_specialize=["rows", "per_sentence"])
 def write_states(
+    batch,  # `Places`
     read,  # [rows, (L + 1) * D], contexts of the layers, and what is added to the input of the next draft
     norm_weight,  # [L, D]
     norm_bias,
@@ -15,7 +17,6 @@ def write_states(
     bias,  # [L * 2 * D]
     cache,  # [L, slots, 2, D]
     slots,  # [rows]; -1 for none
-    emitted,  # [B]
     newest,  # [B, D]
     active,
     rows,
@@ -45,10 +46,13 @@ def write_states(
     offset = tl.zeros((OUTPUTS,), dtype=tl.float32)
     if HAS_BIAS:
         offset = tl.load(bias + layer * outputs + output, mask=output < outputs, other=0.0).to(tl.float32)
-    total = product(
+    given = ProductInput(
         read + layer * width, read_stride, read, read, norm_weight + layer * width, norm_bias + layer * width, read, 0,
-        read, read, slots, weight + layer * outputs * width, row, output, rows, outputs, width, 0, width, 0, False, eps,
-        INPUT, 0, False, False, False, ROWS, OUTPUTS, CHUNK, CHUNKS, EVEN, PDL,
+        read, read, 0, slots,
+    )  # fmt: skip
+    total = product(
+        given, weight + layer * outputs * width, row, output, rows, outputs, width, 0, width, False, eps, INPUT, 0,
+        False, False, False, ROWS, OUTPUTS, CHUNK, CHUNKS, EVEN, PDL,
     )  # fmt: skip
     total += offset[None, :]
     slot = tl.load(slots + row, mask=row < rows, other=-1)[:, None].to(tl.int64)
@@ -56,7 +60,7 @@ def write_states(
     tl.store(to, total.to(cache.dtype.element_ty), (slot >= 0) & (output[None, :] < outputs))
     if (tl.program_id(0) == 0) & (layer == 0):
         sentence = row // per_sentence
-        is_last = (row < rows) & (row % per_sentence + 1 == tl.load(emitted + sentence, mask=row < rows, other=0))
+        is_last = (row < rows) & (row % per_sentence + 1 == tl.load(batch.emitted + sentence, mask=row < rows, other=0))
         column = tl.arange(0, WIDTH)
         ok = is_last[:, None] & (column[None, :] < width)
         from_end = read + row[:, None] * read_stride + (read_stride - width + column)[None, :]

@@ -32,15 +32,10 @@ def _times(matrix, vector):
 
 @triton.jit
 def choose_alone(
+    batch,  # `Places`
     best_scores,  # [B * width, tiles], of the best token of each tile
     best_places,
     ids,  # [N], the tokens that the drafter scores
-    lengths,
-    limits,
-    draft,
-    num_drafted,
-    active,
-    draft_stride,
     width,
     tiles,
     STEPS: tl.constexpr,
@@ -51,9 +46,8 @@ def choose_alone(
     sentence = tl.program_id(0)
     step, tile = tl.arange(0, STEPS), tl.arange(0, TILES)
     wait(PDL)
-    if tl.load(active + sentence) == 0:
+    if tl.load(batch.active + sentence) == 0:
         return
-    limits += sentence * TOKENS
     is_step = step < width
     row = sentence * width + step
     ok = is_step[:, None] & (tile < tiles)[None, :]
@@ -61,41 +55,16 @@ def choose_alone(
     _, best = best_of(scores, 1, tiles)
     place = tl.load(best_places + row * tiles + best, mask=is_step, other=0)
     token = tl.load(ids + place, mask=is_step, other=-1)
-    count = most_drafted(lengths, limits, sentence, width)
-    write_draft(draft, num_drafted, sentence, draft_stride, step, token, count, tl.load(limits + EOS), STEPS)
+    write_draft(batch, sentence, step, token, most_drafted(batch, sentence, width), STEPS)
 
 
 @triton.jit(do_not_specialize=["step"])
 def choose_next(
-    scores,  # [B * width, N], of the tokens alone
+    batch,  # `Places`
+    path,  # `PathLayers`
+    memory,  # `PathMemory`
     from_hidden,  # [B * width, 3 * S], the GRU's products of the hidden states
-    ids,  # [N], the tokens that the drafter scores
-    before,  # [V, R]
-    after,  # [N, R]
-    gru_token,  # [3 * S, R]
-    gru_recurrent,  # [3 * S, S]
-    recurrent_bias,  # [3 * S]
-    to_rank,  # [R, S]
-    best_scores,  # [2, B, tiles], of positions with even and odd numbers
-    best_places,  # [2, B, tiles], among `ids`
-    states,  # [2, B, S], of the GRU
-    totals,  # [B, N], where KEEPS: instead of the best
-    keys,  # [B, 4], of the noise, where DRAWS
-    penalties,  # the second is the temperature
-    tokens,
-    lengths,
-    limits,
-    draft,
-    num_drafted,
-    active,
-    columns,
-    draft_stride,
     width,
-    outputs,
-    rank,
-    state_width,
-    places,
-    tiles,
     step,  # the position, from 0; `width` only writes the last token
     HAS_STATE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -110,55 +79,55 @@ def choose_next(
     """Write the token of the position before, and find the best of each tile. Grid: (tiles, sentences)."""
     tile, sentence = tl.program_id(0), tl.program_id(1)
     of_rank, unit, of_tile = tl.arange(0, RANK), tl.arange(0, STATE), tl.arange(0, TILES)
+    rank, state_width, outputs = path.rank, path.state_width, path.outputs
     is_rank, is_unit = of_rank < rank, unit < state_width
     output = tile * OUTPUTS + tl.arange(0, OUTPUTS)
     is_output = output < outputs
-    right = _matrix(after, output, of_rank, outputs, rank)
+    right = _matrix(path.after, output, of_rank, outputs, rank)
     if HAS_STATE:
         of_token, of_state = state_width * rank, state_width * state_width
-        token_reset = _matrix(gru_token, unit, of_rank, state_width, rank)
-        token_update = _matrix(gru_token + of_token, unit, of_rank, state_width, rank)
-        token_new = _matrix(gru_token + 2 * of_token, unit, of_rank, state_width, rank)
-        state_reset = _matrix(gru_recurrent, unit, unit, state_width, state_width)
-        state_update = _matrix(gru_recurrent + of_state, unit, unit, state_width, state_width)
-        state_new = _matrix(gru_recurrent + 2 * of_state, unit, unit, state_width, state_width)
+        token_reset = _matrix(path.gru_token, unit, of_rank, state_width, rank)
+        token_update = _matrix(path.gru_token + of_token, unit, of_rank, state_width, rank)
+        token_new = _matrix(path.gru_token + 2 * of_token, unit, of_rank, state_width, rank)
+        state_reset = _matrix(path.gru_recurrent, unit, unit, state_width, state_width)
+        state_update = _matrix(path.gru_recurrent + of_state, unit, unit, state_width, state_width)
+        state_new = _matrix(path.gru_recurrent + 2 * of_state, unit, unit, state_width, state_width)
         bias_reset = tl.zeros((STATE,), dtype=tl.float32)
         bias_update, bias_new = bias_reset, bias_reset
         if HAS_BIAS:
-            bias_reset = tl.load(recurrent_bias + unit, mask=is_unit, other=0.0).to(tl.float32)
-            bias_update = tl.load(recurrent_bias + state_width + unit, mask=is_unit, other=0.0).to(tl.float32)
-            bias_new = tl.load(recurrent_bias + 2 * state_width + unit, mask=is_unit, other=0.0).to(tl.float32)
-        back = _matrix(to_rank, of_rank, unit, rank, state_width)
+            bias_reset = tl.load(path.recurrent_bias + unit, mask=is_unit, other=0.0).to(tl.float32)
+            bias_update = tl.load(path.recurrent_bias + state_width + unit, mask=is_unit, other=0.0).to(tl.float32)
+            bias_new = tl.load(path.recurrent_bias + 2 * state_width + unit, mask=is_unit, other=0.0).to(tl.float32)
+        back = _matrix(path.to_rank, of_rank, unit, rank, state_width)
     wait(PDL)
-    if tl.load(active + sentence) == 0:
+    if tl.load(batch.active + sentence) == 0:
         return
-    limits += sentence * TOKENS
-    length = tl.load(lengths + sentence)
-    last = tl.load(tokens + sentence * columns + length).to(tl.int64)
-    old = ((step + 1) % 2) * places + sentence
-    new = (step % 2) * places + sentence
+    length = tl.load(batch.lengths + sentence)
+    last = tl.load(batch.tokens + sentence * batch.columns + length).to(tl.int64)
+    old = ((step + 1) % 2) * memory.places + sentence
+    new = (step % 2) * memory.places + sentence
     if step > 0:
         of_best = old * 0
         if not KEEPS:
-            at = old * tiles + of_tile
-            highest = tl.load(best_scores + at, mask=of_tile < tiles, other=float("-inf"))
-            _, of_best = best_of(highest, 0, tiles)
-        last = tl.load(ids + tl.load(best_places + old * tiles + of_best)).to(tl.int64)
+            at = old * memory.tiles + of_tile
+            highest = tl.load(memory.best_scores + at, mask=of_tile < memory.tiles, other=float("-inf"))
+            _, of_best = best_of(highest, 0, memory.tiles)
+        last = tl.load(path.ids + tl.load(memory.best_places + old * memory.tiles + of_best)).to(tl.int64)
     if tile == 0:
         if step == 0:
-            tl.store(num_drafted + sentence, most_drafted(lengths, limits, sentence, width))
+            tl.store(batch.num_drafted + sentence, most_drafted(batch, sentence, width))
         else:
-            tl.store(draft + sentence * draft_stride + step - 1, last.to(tl.int32))
+            tl.store(batch.draft + sentence * batch.draft_stride + step - 1, last.to(tl.int32))
             # EOS ends a draft.
-            count = tl.load(num_drafted + sentence)
-            is_end = last == tl.load(limits + EOS)
+            count = tl.load(batch.num_drafted + sentence)
+            is_end = last == tl.load(batch.place_limits + sentence * TOKENS + EOS)
             before_overwriting()
-            tl.store(num_drafted + sentence, tl.where(is_end, tl.minimum(count, step), count))
+            tl.store(batch.num_drafted + sentence, tl.where(is_end, tl.minimum(count, step), count))
     if step < width:
         row = (sentence * width + step).to(tl.int64)
-        factor = tl.load(before + last * rank + of_rank, mask=is_rank, other=0.0).to(tl.float32)
+        factor = tl.load(path.before + last * rank + of_rank, mask=is_rank, other=0.0).to(tl.float32)
         if HAS_STATE:
-            state = tl.load(states + old * state_width + unit, mask=is_unit, other=0.0)
+            state = tl.load(memory.states + old * state_width + unit, mask=is_unit, other=0.0)
             state = tl.where(step > 0, state, 0.0)
             given = from_hidden + row * 3 * state_width + unit
             reset = tl.load(given, mask=is_unit, other=0.0) + _times(token_reset, factor)
@@ -170,35 +139,27 @@ def choose_next(
             state = (1.0 - update) * fresh + update * state
             factor += _times(back, state)
             if tile == 0:
-                tl.store(states + new * state_width + unit, state, is_unit)
-        total = tl.load(scores + row * outputs + output, mask=is_output, other=float("-inf"))
+                tl.store(memory.states + new * state_width + unit, state, is_unit)
+        total = tl.load(memory.scores + row * outputs + output, mask=is_output, other=float("-inf"))
         total += tl.sum(right.to(tl.float32) * factor[None, :], 1)
         if DRAWS:
-            total = total / tl.load(penalties + TEMPERATURE)
+            total = total / tl.load(batch.penalties + TEMPERATURE)
         if KEEPS:
-            tl.store(totals + sentence * outputs + output, total, is_output)
+            tl.store(memory.totals + sentence * outputs + output, total, is_output)
         else:
             if DRAWS:
-                token = tl.load(ids + output, mask=is_output, other=0)
-                total += noise(keys, sentence, length + step, token, sentence >= 0)
+                token = tl.load(path.ids + output, mask=is_output, other=0)
+                total += noise(batch.noise_keys, sentence, length + step, token, sentence >= 0)
             best, index = best_of(total, 0, outputs - tile * OUTPUTS)
-            tl.store(best_scores + new * tiles + tile, best)
-            tl.store(best_places + new * tiles + tile, tile * OUTPUTS + index)
+            tl.store(memory.best_scores + new * memory.tiles + tile, best)
+            tl.store(memory.best_places + new * memory.tiles + tile, tile * OUTPUTS + index)
 
 
 @triton.jit(do_not_specialize=["step"])
 def draw_next(
-    totals,  # [B, N]
-    ids,
-    keys,
-    limits,
-    penalties,
-    lengths,
-    best_places,  # [2, B, tiles]; the first of a sentence is written
-    active,
-    outputs,
-    places,
-    tiles,
+    batch,  # `Places`
+    path,  # `PathLayers`
+    memory,  # `PathMemory`, of whose `best_places` the first of a sentence is written
     step,
     CHUNK: tl.constexpr,
     PDL: tl.constexpr,
@@ -206,9 +167,10 @@ def draw_next(
     """Draw the token of a position among those that --sampling-topk or --sampling-topp keep. Grid: sentences."""
     sentence = tl.program_id(0)
     wait(PDL)
-    if tl.load(active + sentence) == 0:
+    if tl.load(batch.active + sentence) == 0:
         return
-    own = totals + sentence * outputs
+    outputs = path.outputs
+    own = memory.totals + sentence * outputs
     peak, sum = tl.full((), float("-inf"), tl.float32), tl.full((), 0.0, tl.float32)
     for start in range(0, outputs, CHUNK):
         at = start + tl.arange(0, CHUNK)
@@ -217,7 +179,7 @@ def draw_next(
         sum = sum * tl.exp(peak - highest) + tl.sum(tl.exp(score - highest), 0)
         peak = highest
     place, _ = drawn_token(
-        own, outputs, ids, keys, sentence, tl.load(lengths + sentence) + step, tl.load(limits + TOPK),
-        tl.load(penalties + TOPP), peak + tl.log(sum), True, CHUNK,
+        own, outputs, path.ids, batch.noise_keys, sentence, tl.load(batch.lengths + sentence) + step,
+        tl.load(batch.limits + TOPK), tl.load(batch.penalties + TOPP), peak + tl.log(sum), True, CHUNK,
     )  # fmt: skip
-    tl.store(best_places + ((step % 2) * places + sentence) * tiles, place)
+    tl.store(memory.best_places + ((step % 2) * memory.places + sentence) * memory.tiles, place)
