@@ -140,12 +140,12 @@ def test_an_interrupted_translation(cluster: Slurm, translated: list[str], how: 
     assert ("stopped by SIGUSR1; what is finished is kept" in said) == ("USR1" in how)
 
 
-def test_a_cancelled_training(cluster: Slurm, corpus: Corpus) -> None:
+def test_a_cancelled_training(cluster: Slurm, corpus: Corpus, programs: Path) -> None:
     """`scancel` leaves no process of torchrun, and the next job goes on from the last checkpoint."""
-    programs, model = Path(sys.executable).parent, cluster.folder / "model"
+    model = cluster.folder / "model"
     log = Path(f"{model}.log")
 
-    def submit(updates: int) -> str:
+    def submit(updates: int, programs: Path) -> str:
         command = f"exec {shlex.join(training(corpus, programs, model, updates, processes=2))}"
         command += " --save-interval-updates 10 --keep-interval-updates 1"
         return cluster.run(f"sbatch --parsable --output=job.log --wrap {shlex.quote(command)}").strip()
@@ -153,13 +153,13 @@ def test_a_cancelled_training(cluster: Slurm, corpus: Corpus) -> None:
     def saved() -> list[str]:
         return re.findall(r"Saved checkpoint .* @ (\d+) updates", log.read_text()) if log.exists() else []
 
-    job = submit(100_000)
+    job = submit(100_000, Path(sys.executable).parent)  # in processes of their own, which may be left
     until(saved)
     cluster.run(f"scancel {job}")
     until(lambda: cluster.states(job)[0][0] == "CANCELLED")
     until(lambda: str(model) not in cluster.run("ps -eo args"))
     last = int(saved()[-1])
-    cluster.wait(submit(last + 3))
+    cluster.wait(submit(last + 3, programs))
     (loaded,) = re.findall(r"Loaded checkpoint .* @ (\d+) updates", log.read_text())
     assert int(loaded) >= last
 
