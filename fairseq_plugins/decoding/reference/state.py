@@ -83,6 +83,12 @@ class DecodingState:
         return self.constraints.max_len
 
     @property
+    def remaining(self) -> int:
+        """Most tokens that a row which has not ended may gain before its EOS."""
+        ended = self.host_ended or [False] * len(self.host_lengths)
+        return self.max_len - min(n for n, has_ended in zip(self.host_lengths, ended, strict=True) if not has_ended)
+
+    @property
     def span(self) -> Span:
         """Shortest and longest output so far."""
         return Span(min(self.host_lengths), max(self.host_lengths))

@@ -28,7 +28,7 @@ class Drafter:
         """
 
     def draft(self, state: DecodingState) -> Draft:
-        """Guess up to `state.max_len - state.span.shortest` tokens for every sentence."""
+        """Guess up to `state.remaining` tokens for every sentence."""
         raise NotImplementedError
 
     def observe(self, advance: Advance) -> None:

@@ -65,7 +65,7 @@ class CopyDrafter(Drafter):
         self.endings = endings(self.texts.flatten(1), NEAREST_MAX_MATCH if self.lookup == "nearest" else MAX_MATCH)
 
     def draft(self, state: DecodingState) -> Draft:
-        width = state.max_len - state.span.shortest
+        width = state.remaining
         if self.width is not None:
             width = min(self.width, width)
         if width <= 0:

@@ -65,7 +65,7 @@ class FeatureDrafter(Drafter):
 
     def draft(self, state: DecodingState) -> Draft:
         span = state.span
-        width = min(self.block_size, state.max_len - span.shortest)
+        width = min(self.block_size, state.remaining)
         if width <= 0:
             return no_draft(state)
         layout = Chain(state.lengths, span, width)

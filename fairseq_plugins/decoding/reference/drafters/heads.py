@@ -44,7 +44,7 @@ class BlockwiseDrafter(Drafter):
 
     def draft(self, state: DecodingState) -> Draft:
         self.noise_keys = state.noise_keys
-        proposals = self.proposals[:, : max(0, state.max_len - state.span.shortest)]
+        proposals = self.proposals[:, : max(0, state.remaining)]
         return Draft(proposals, None if self.num_proposed is None else self.num_proposed.clamp(max=proposals.size(1)))
 
     def observe(self, advance: Advance) -> None:

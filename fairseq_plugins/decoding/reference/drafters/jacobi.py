@@ -82,7 +82,7 @@ class JacobiDrafter(Drafter):
         # From the lengths on the host, to avoid a synchronisation.
         longest = sys.maxsize if self.length is None else self.length
         widest = max(min(self.block - 1 - n % self.block, longest - 1 - n) for n in state.host_lengths)
-        width = min(widest, state.max_len - state.span.shortest)
+        width = min(widest, state.remaining)
         if width <= 0:
             return no_draft(state)
         position = state.lengths[:, None] + torch.arange(width, device=state.tokens.device)

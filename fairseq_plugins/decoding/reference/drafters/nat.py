@@ -70,7 +70,7 @@ class NatDrafter(Drafter):
 
     def draft(self, state: DecodingState) -> Draft:
         span = state.span
-        width = min(self.block_size, state.max_len - span.shortest + self.without_verifier)
+        width = min(self.block_size, state.remaining + self.without_verifier)
         if width <= 0:
             return no_draft(state)
         # Input of every sentence: its uncached tokens, then the masks.

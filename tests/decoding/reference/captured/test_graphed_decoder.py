@@ -393,6 +393,18 @@ def test_rows_go_several_at_a_time(method: str, active: int, monkeypatch: pytest
         assert all(min(sentence.emitted) > 0 for sentence in stats.recorded)
 
 
+def test_ended_rows_do_not_lengthen_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the maximum length: masks beyond it would change the last scores of `nat`."""
+    task = make_task(24)
+    pre_norm = {f"{side}_normalize_before": True for side in ("encoder", "decoder")}
+    more = {"decoder_learned_pos": True, "layernorm_embedding": True}
+    verifier = make_transformer(task, 612, activation_fn="gelu", decoder_layers=1, decoder_output_dim=12, **more)
+    options = {"drafter_attention": "prefix-causal", "share_encoder": True, **pre_norm, **more}
+    drafter = make_drafter(task, 621, verifier=verifier, **options)
+    search = {"max_len_a": 0.5, "max_len_b": 9, "temperature": 0.5}
+    check(monkeypatch, [drafter], task, [[2, 36, 34, 0, 13, 23, 9, 14]], Options("nat", 3), drafter, seed=613, **search)
+
+
 class Transfers(TorchDispatchMode):
     """Counts what makes tensors of numbers of the host, and what waits for the device."""
 
@@ -481,7 +493,7 @@ def test_most_steps_of_a_run_come_from_few_graphs(
     for seed in range(6):
         generator.generate([], make_sample(task, [5, 30, 2, 9, 14, 0, 22, 7], seed))
     eager = len(steps) - 2 * recorder.captures
-    assert recorder.captures < 30
+    assert recorder.captures < 35
     assert recorder.replays > 4 * eager
     counted = engine.graphs
     assert (counted.captures, counted.replays, counted.launched) == (recorder.captures, recorder.replays, eager)
