@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
 
@@ -128,7 +127,7 @@ def end_with_parent() -> None:
     if parent is None:
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if not Path("/proc", parent).exists():  # it was killed before
+    if os.getppid() != int(parent):  # it was killed before
         raise SystemExit(128 + signal.SIGTERM)
 
 

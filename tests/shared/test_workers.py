@@ -1,5 +1,6 @@
 """Processes of torchrun: training together, and ending together."""
 
+import contextlib
 import os
 import signal
 import time
@@ -82,6 +83,18 @@ def test_workers_end_with_a_killed_parent() -> None:
     assert not _runs(worker)
     for end_of_pipe in (reads, writes):
         os.close(end_of_pipe)
+
+
+def test_workers_whose_parent_was_killed_before() -> None:
+    """A killed parent stays in the table of processes until its own parent collects it."""
+    worker = os.fork()
+    if worker == 0:
+        os.environ[PARENT] = str(os.getpid())  # runs, and is not the parent
+        with contextlib.suppress(SystemExit):
+            workers.end_with_parent()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(worker, 0)[1] == 0
 
 
 def _runs(process: int) -> bool:
