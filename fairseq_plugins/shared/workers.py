@@ -143,11 +143,13 @@ def start_processes(count: int, module: str, argv: Sequence[str]) -> None:
     threads = max(1, len(os.sched_getaffinity(0)) // count)
     variables = {"OMP_NUM_THREADS": str(threads), **os.environ, PARENT: str(os.getpid())}
     variables |= {"TORCHELASTIC_RUN_ID": uuid4().hex, "WORLD_SIZE": str(count)}
+    # Without -P Python would import a statistics.py of the current folder, which commands do only after `python -m`.
+    options = ["-P"] if sys.modules["__main__"].__spec__ is None else []
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in map(str, range(count)):
             environment = {**variables, "RANK": rank, "LOCAL_RANK": rank}
-            processes.append(subprocess.Popen([sys.executable, "-m", module, *argv], env=environment))
+            processes.append(subprocess.Popen([sys.executable, *options, "-m", module, *argv], env=environment))
         statuses = [process.wait() for process in processes]
     finally:  # after Ctrl-C, or a signal before a time limit
         for process in processes:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -42,6 +43,16 @@ def test_processes_that_fail(
     status = run_command("spec-dec-x", lambda argv: start_processes(2, "worker", argv), [])
     assert status == (2 if message else 0) and message in capsys.readouterr().err
     assert ending._has_failed == (1 in statuses)
+
+
+def test_processes_import_nothing_of_the_current_folder(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a command does: a user's file may be named as a module."""
+    module.write_text("import statistics")
+    (module.parent / "texts").mkdir()
+    (module.parent / "texts/statistics.py").write_text("raise SystemExit(2)")
+    monkeypatch.chdir(module.parent / "texts")
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    start_processes(1, "worker", [])
 
 
 def test_processes_that_are_interrupted(module: Path, capsys: pytest.CaptureFixture[str]) -> None:
