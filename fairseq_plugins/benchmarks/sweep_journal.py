@@ -15,7 +15,7 @@ from fairseq_plugins.checkpoint.session import precision
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared import machine
 from fairseq_plugins.shared.files import sha256
-from fairseq_plugins.shared.shards import ShardWriter, read_lines
+from fairseq_plugins.shared.shards import ShardWriter, read_lines, read_origin
 from fairseq_plugins.shared.typed_values import parse_json
 
 
@@ -39,7 +39,11 @@ class Journal(ShardWriter):
     """
 
     def __init__(self, folder: Path, circumstances: dict[str, Any]) -> None:
-        super().__init__(folder / "cells.jsonl", circumstances)
+        ended = folder / "cells.jsonl"
+        if ended.exists():  # of an earlier sweep; this one measures anew
+            read_origin(ended)
+            ended.unlink()
+        super().__init__(ended, circumstances)
         self.results: CellResults = {}
         for line in read_lines(self.file):
             try:

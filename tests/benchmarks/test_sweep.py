@@ -130,6 +130,14 @@ def test_resumes(tmp_path: Path) -> None:
         assert _measure_all(cells, journal) == [Cell(4, 3, 1.0)]
         journal.finish()
     assert [file.name for file in tmp_path.iterdir()] == ["cells.jsonl"]
+    with Journal(tmp_path, {"verifier": "b"}) as journal:
+        assert _measure_all(cells, journal) == cells
+        journal.finish()
+    assert [file.name for file in tmp_path.iterdir()] == ["cells.jsonl"]
+    (tmp_path / "cells.jsonl").write_text("mine")
+    with refused("cells.jsonl: was not written by this command"):
+        Journal(tmp_path, made_of)
+    assert (tmp_path / "cells.jsonl").read_text() == "mine"
 
 
 @pytest.mark.parametrize("content", [b'{"cell": 1}\n', b"[]\n", b"\xff", b'{}\n{"cell": 1}\n'])
