@@ -5,6 +5,7 @@ resumes at the end of each shard, with the same number of shards, if models, opt
 """
 
 import argparse
+import json
 import os
 import re
 import time
@@ -26,7 +27,7 @@ CHUNK = 1024
 _OPTION = "--output"
 _JOINED = "joined"
 _FINISHED = "finished"
-"""File with the id of the finished run, for tasks of its array that start later and have nothing to do."""
+"""File with id and origin of the finished run, for tasks of its array that start later and have nothing to do."""
 _OWN = re.compile(rf"{SHARD.pattern}(\.partial)?|{_JOINED}|{_FINISHED}")
 
 
@@ -72,7 +73,9 @@ class OutputShards:
     """
 
     def __init__(self, output: Destination, made_from: dict[str, Any], count: int, run_id: str = "") -> None:
-        self._output, self._made_from, self._run_id = output.path, made_from, run_id
+        self._output, self._made_from = output.path, made_from
+        # With the origin: a user may give the next run of torchrun the same id.
+        self._run = json.dumps([run_id, made_from], default=str).encode() if run_id else b""
         self._folder = folder_of(output.path)
         with self._errors():
             others = [file.name for file in self._folder.glob("*") if not _OWN.fullmatch(file.name)]
@@ -98,7 +101,7 @@ class OutputShards:
     def is_done(self) -> bool:
         """Whether another process of this run has joined the shards."""
         file = self._folder / _FINISHED
-        return self._run_id != "" and is_own_file(file) and file.read_bytes() == self._run_id.encode()
+        return self._run != b"" and self._output.is_file() and is_own_file(file) and file.read_bytes() == self._run
 
     def is_finished(self, index: int) -> bool:
         """Return whether a shard is finished."""
@@ -126,9 +129,9 @@ class OutputShards:
                 joined.flush()
                 os.fsync(joined.fileno())
             os.replace(self._folder / _JOINED, self._output)
-            if self._run_id:
+            if self._run:
                 with open_own(self._folder / _FINISHED, "wb") as finished:
-                    finished.write(self._run_id.encode())
+                    finished.write(self._run)
             for file in self._files:
                 file.unlink()
             return True

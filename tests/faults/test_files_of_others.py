@@ -17,8 +17,8 @@ def contents(folder: Path) -> dict[str, bytes | None]:
     return {str(file.relative_to(folder)): file.read_bytes() if file.is_file() else None for file in folder.rglob("*")}
 
 
-def shards_of(folder: Path, run_id: str = "") -> OutputShards:
-    return OutputShards(Destination(folder / "out", False), {"text": "a hash"}, 1, run_id)
+def shards_of(folder: Path, run_id: str = "", text: str = "a hash") -> OutputShards:
+    return OutputShards(Destination(folder / "out", False), {"text": text}, 1, run_id)
 
 
 def translate(folder: Path, run_id: str = "") -> None:
@@ -46,6 +46,11 @@ def test_nothing_stays_beside_the_output(run_id: str, tmp_path: Path) -> None:
     translate(tmp_path, run_id)
     if run_id:
         assert shards_of(tmp_path, run_id).is_finished(0)
+        (tmp_path / "out").rename(tmp_path / "moved")
+        assert not shards_of(tmp_path, run_id).is_finished(0)
+        (tmp_path / "moved").unlink()
+        translate(tmp_path, run_id)
+        assert not shards_of(tmp_path, run_id, "another hash").is_finished(0)
         translate(tmp_path, "array 8")
         forget_run(tmp_path / "out")
     assert contents(tmp_path) == {"out": b"ours\n"}
