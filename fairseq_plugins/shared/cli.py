@@ -22,6 +22,7 @@ from fairseq_plugins.errors import (
 )
 from fairseq_plugins.help_texts import version
 from fairseq_plugins.process.output import (
+    PARENT,
     READER_IS_GONE,
     abandon_output,
     is_output_failure,
@@ -195,8 +196,9 @@ def _run_command(name: str, run: Callable[[Sequence[str]], None], arguments: lis
         run(arguments)
         sys.stdout.flush()
     except TimeIsUp:
-        say(f"{name}: stopped by SIGUSR1; what is finished is kept")
-        requeue()
+        if PARENT not in os.environ:  # else the process that started this one does both
+            say(f"{name}: stopped by SIGUSR1; what is finished is kept")
+            requeue()
         return 128 + signal.SIGUSR1
     except KeyboardInterrupt:
         say_interrupted(f"{name}: ")

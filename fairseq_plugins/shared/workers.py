@@ -158,8 +158,10 @@ def start_processes(count: int, module: str, argv: Sequence[str]) -> None:
             process.wait()
     if FAILED in statuses:
         set_failed()
-    failed = sum(status not in (0, FAILED) for status in statuses)
+    failed = [status for status in statuses if status not in (0, FAILED)]
     if failed:
-        problem = f"{failed} of {count} processes failed, for the reason given above"
+        signals = sorted({str(signal.strsignal(-status)) for status in failed if status < 0})
+        reason = f"ended by a signal ({', '.join(signals)})" if signals else "for the reason given above"
+        problem = f"{len(failed)} of {count} processes failed, {reason}"
         remedy = "mend it and run the same command again: what is finished is kept"
         raise ConfigurationError(None, None, problem, remedy)

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from fairseq_plugins.process import ending
 from fairseq_plugins.process.output import PARENT
 from fairseq_plugins.shared import workers
-from fairseq_plugins.shared.cli import run_command
+from fairseq_plugins.shared.cli import TimeIsUp, run_command
 from fairseq_plugins.shared.workers import start_processes
 from tests.errors import error_about
 from tests.support import make_args, make_task
@@ -33,13 +34,23 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "worker.py"
 
 
-@pytest.mark.parametrize(("statuses", "message"), [([0, 1], ""), ([2, 0], "1 of 2"), ([130, 1], "1 of 2")])
+@pytest.mark.parametrize(
+    ("statuses", "message"),
+    [
+        ([0, 1], ""),
+        ([2, 0], "1 of 2 processes failed, for the reason given above;"),
+        ([130, 1], "1 of 2 processes failed, for the reason given above;"),
+        ([-9, 0], "1 of 2 processes failed, ended by a signal (Killed);"),
+        ([-9, -34], "2 of 2 processes failed, ended by a signal (Killed, Real-time signal 0);"),
+    ],
+)
 def test_processes_that_fail(
     statuses: list[int], message: str, module: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A process that went on after a failure has the status 1, and lets this one have it."""
     monkeypatch.setattr(ending, "_has_failed", False)
-    module.write_text(f"import os\nos._exit({statuses}[int(os.environ['RANK'])])")
+    end = "os._exit(status) if status >= 0 else os.kill(os.getpid(), -status)"
+    module.write_text(f"import os\nstatus = {statuses}[int(os.environ['RANK'])]\n{end}")
     status = run_command("spec-dec-x", lambda argv: start_processes(2, "worker", argv), [])
     assert status == (2 if message else 0) and message in capsys.readouterr().err
     assert ending._has_failed == (1 in statuses)
@@ -61,6 +72,17 @@ def test_processes_that_are_interrupted(module: Path, capsys: pytest.CaptureFixt
     module.write_text(f"import os, signal, time\n{interrupt}\ntime.sleep(10**6)")
     assert run_command("spec-dec-x", lambda argv: start_processes(2, "worker", argv), []) == 130
     assert capsys.readouterr().err == "spec-dec-x: interrupted\n"
+
+
+def test_processes_that_a_time_limit_stops(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Slurm may signal all processes of a job: only the first one says it, and requeues the job."""
+
+    def stop(_: Sequence[str]) -> None:
+        raise TimeIsUp
+
+    for name in (PARENT, "REQUEUE", "SLURM_JOB_ID"):
+        monkeypatch.setenv(name, "1")
+    assert run_command("spec-dec-x", stop, []) == 138 and capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("given", [None, "7"])
