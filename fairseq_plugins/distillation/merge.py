@@ -79,7 +79,7 @@ def read_all(folder: Path, subset: str, data: str, count: int) -> tuple[dict[str
     made_from = read_origin(files[0])
     for file in files:
         check_origin(file, made_from)
-    if made_from["data"] != data:
+    if made_from.get("data") != data:
         problem = "made from other data or dictionaries"
         raise ConfigurationError("--shards", folder, problem, "give the folder that was decoded")
     sentences = sorted(chain.from_iterable(map(read_sentences, files)), key=lambda sentence: sentence.number)

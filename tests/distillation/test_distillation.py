@@ -270,6 +270,9 @@ def test_shards_of_something_else(
     partial, shard = copy / "valid.0-of-3.tsv", ("--num-shards", "3", "--shard-id", "0")
     partial.rename(copy / "valid.0-of-3.tsv.partial")
     refused("was made from other decoder", capsys, *decode_again, *path, "--gen-subset", "valid", *shard)
+    for file in copy.glob("train.*"):
+        file.write_text('{"text": "of another command"}\n')
+    refused("made from other data or dictionaries", capsys, "merge", corpus.data, *other)
 
 
 def test_shards_of_another_drafter_or_rule(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
