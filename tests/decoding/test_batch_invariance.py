@@ -18,7 +18,7 @@ from fairseq_plugins.decoding.reference.engine import Engine
 from tests.cases import Case, cases
 from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, NATIVE, SEARCHES, SOURCES, UNSHRUNK, example_count
-from tests.support import Options, decode, make_sample, make_task, make_transformer
+from tests.support import Options, decode, make_drafter, make_sample, make_task, make_transformer
 
 # Engines: the kernels and PyTorch in fp32, as on a CPU, with int8 weights, and PyTorch in half precision, as on a GPU.
 ENGINES: dict[str, tuple[Callable[[], Any], torch.dtype]] = {
@@ -126,6 +126,29 @@ def test_blockwise_heads(engine: str, identity: bool) -> None:
     expected = alone([model], task, sample, make, how, max_len_b=20)
     for block_size in (2, 4):
         together, _ = decode([model], task, sample, Options("blockwise", block_size), engine=make(), max_len_b=20)
+        assert bits(together) == expected
+
+
+@pytest.mark.parametrize("attention", ["prefix-causal", "full"])
+@pytest.mark.parametrize("engine", [name for name, (_, dtype) in ENGINES.items() if dtype.itemsize == 4], indirect=True)
+def test_masks_beyond_the_maximum_length_are_not_seen(engine: str, attention: str) -> None:
+    """Where not only exact drafts are accepted, the output shows what masks a row saw; other rows may need more.
+
+    In half precision the rounding of drafts depends on the batch.
+    """
+    make, _ = ENGINES[engine]
+    task = make_task(100)
+    verifier, drafter = make_transformer(task, 1), make_drafter(task, 6, 6, drafter_attention=attention)
+    for layer in drafter.decoder.layers:
+        layer.self_attn.out_proj.weight.data *= 10
+    drafter.decoder.output_projection.weight.data[task.target_dictionary.eos()] *= 3
+    sample, search = make_sample(task, [5, 1, 0, 17, 9, 3, 4, 12, 2, 8], 2), {"max_len_b": 14, "min_len": 5}
+    methods = [(verifier, Options("gad++", 6, top_beta=30, tau=4.0))]
+    if "kernels" not in engine:
+        methods.append((drafter, Options("nat", 6)))
+    for model, how in methods:
+        expected = alone([model], task, sample, make, how, model=drafter, **search)
+        together, _ = decode([model], task, sample, how, drafter, engine=make(), active_sentences=3, **search)
         assert bits(together) == expected
 
 

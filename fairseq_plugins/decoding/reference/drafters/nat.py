@@ -82,7 +82,8 @@ class NatDrafter(Drafter):
         known = state.tokens.gather(1, slot.clamp(max=state.tokens.size(1) - 1))
         is_mask = slot > lengths
         tokens = known.masked_fill(is_mask, self.mask_id)
-        visible = lengths + width
+        # Another row may have more tokens left: what a row sees does not depend on it.
+        visible = (lengths + width).clamp(max=state.max_len + self.without_verifier)
         if self.caches_prefix:
             visible = torch.where(is_mask, visible, slot)
         layout = Chain(slot[:, 0], self.span, slot.size(1), visible.expand_as(slot))

@@ -47,12 +47,14 @@ public:
 
 protected:
     void add_rows(const Batch& batch, int64_t sentence, int64_t longest, Rows& rows) override {
-        const int64_t length = batch.lengths[sentence], end = length + longest;
+        const int64_t length = batch.lengths[sentence], last = length + longest;
+        // Another sentence may have more tokens left: what a sentence sees does not depend on it.
+        const int64_t end = std::min(last, batch.limits.of(sentence).max_len);
         for (int64_t position = cached[sentence]; position <= length; ++position) {
             const int64_t token = batch.tokens[sentence * batch.columns + position];
             rows.add(sentence, position, token, caches_prefix ? position : end);
         }
-        for (int64_t position = length + 1; position <= end; ++position) rows.add(sentence, position, MASK, end);
+        for (int64_t position = length + 1; position <= last; ++position) rows.add(sentence, position, MASK, end);
         if (caches_prefix) cached[sentence] = length + 1;
     }
 
