@@ -79,7 +79,7 @@ class BeamSearch(Search):
             arguments, into, self.candidate_scores, self.candidate_tokens, self.ancestors, self.sums,
             self.ended_tokens, self.ended_log_probs, self.ended_scores, self.ended_lengths, self.num_ended, BEAM=beam,
             COUNT=2 * beam, HYPOTHESES=hypotheses,
-            RANKS=ranks, COLUMNS=_COLUMNS, num_warps=min(8, max(1, ranks * hypotheses // 512)), **launch,
+            RANKS=ranks, COLUMNS=_COLUMNS, num_warps=min(8, max(1, ranks * hypotheses // 64)), **launch,
         )  # fmt: skip
 
     def results(self, length: int) -> tuple[Tensor, ...]:
