@@ -9,8 +9,9 @@ import triton.language as tl
 
 from fairseq_plugins.decoding.gpu.kernels.layers import product, wait
 
-# Widest tile of an output projection that is loaded before the wait: wider ones take too many registers.
-EARLY = tl.constexpr(128)
+# Most numbers of an output projection's tile that is loaded before the wait: more take too many registers, and too much
+# shared memory beside the weights of a query.
+EARLY = tl.constexpr(8192)
 
 
 @triton.jit(do_not_specialize=["rows", "per_sentence"])
@@ -73,7 +74,7 @@ def attend(
     is_out = (output[None, :] < width) & is_dim[:, None]
     from_out = out_weight + output[None, :] * width + (head * head_width + dim)[:, None]
     if PART == 0:
-        if OUTPUTS <= EARLY:
+        if HEAD * OUTPUTS <= EARLY:
             out_tile = tl.load(from_out, mask=is_out, other=0.0)
     if CROSS:
         number = tl.where(is_dim, head * head_width + dim, width)
@@ -139,7 +140,7 @@ def attend(
         tl.store(to, highest, is_row)
         tl.store(to + 1, total, is_row)
     else:
-        if OUTPUTS > EARLY:
+        if HEAD * OUTPUTS > EARLY:
             out_tile = tl.load(from_out, mask=is_out, other=0.0)
         _project(attended / total[:, None], out_tile, out, head, row, is_row, output, rows, width)
 
@@ -178,7 +179,7 @@ def join_parts(
     output = tl.program_id(2) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_out = (output[None, :] < width) & is_dim[:, None]
     from_out = out_weight + output[None, :] * width + (head * head_width + dim)[:, None]
-    if OUTPUTS <= EARLY:
+    if HEAD * OUTPUTS <= EARLY:
         out_tile = tl.load(from_out, mask=is_out, other=0.0)
     wait(PDL)
     if CROSS:
@@ -203,7 +204,7 @@ def join_parts(
         total += factor * tl.load(at + 1, mask=is_read, other=0.0)
         place = contexts + (part * rows + row[:, None]) * width + (head * head_width + dim)[None, :]
         attended += factor[:, None] * tl.load(place, mask=is_read[:, None] & is_dim[None, :], other=0.0)
-    if OUTPUTS > EARLY:
+    if HEAD * OUTPUTS > EARLY:
         out_tile = tl.load(from_out, mask=is_out, other=0.0)
     _project(attended / total[:, None], out_tile, out, head, row, is_row, output, rows, width)
 
