@@ -54,7 +54,7 @@ class Scoring:
 
 @dataclass(eq=False)
 class Sentence:
-    """A sentence on the host, with arguments as for `KernelModule.Sentence`; what is not of these are results."""
+    """A sentence on the host: the arguments of `KernelModule.Sentence`, and what becomes of it while it is decoded."""
 
     source: Sequence[int]
     _: KW_ONLY
