@@ -68,7 +68,7 @@ class ShardWriter:
 
     def __init__(self, path: Path, made_from: dict[str, Any]) -> None:
         self._path, self.file = path, path.with_name(path.name + ".partial")
-        self._origin = _encoded(made_from) + b"\n"
+        self._origin = encode_origin(made_from) + b"\n"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileNotFoundError), open_own(self.file, "rb") as file:
@@ -137,7 +137,7 @@ def read_origin(file: Path) -> dict[str, Any]:
 
 def check_origin(file: Path, made_from: dict[str, Any]) -> None:
     """Raise ConfigurationError for a shard of another origin, and another file."""
-    expected: dict[str, Any] = parse_json(_encoded(made_from))
+    expected: dict[str, Any] = parse_json(encode_origin(made_from))
     origin = read_origin(file)
     other = [name for name in {**expected, **origin} if expected.get(name) != origin.get(name)]
     if other:
@@ -145,6 +145,6 @@ def check_origin(file: Path, made_from: dict[str, Any]) -> None:
         raise ConfigurationError(None, file, problem, "remove it or choose another {--output}")
 
 
-def _encoded(origin: dict[str, Any]) -> bytes:
+def encode_origin(origin: dict[str, Any]) -> bytes:
     """Return an origin as JSON; what JSON does not know becomes text."""
     return msgspec.json.encode(origin, enc_hook=str)

@@ -5,7 +5,6 @@ resumes at the end of each shard, with the same number of shards, if models, opt
 """
 
 import argparse
-import json
 import os
 import re
 import time
@@ -18,7 +17,7 @@ from typing import IO, Any
 from fairseq_plugins.api.files import GPT2_FILES, find_files
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.files import Destination, is_own_file, lock, open_own, sha256, unwritable
-from fairseq_plugins.shared.shards import SHARD, Shards, ShardWriter, check_origin
+from fairseq_plugins.shared.shards import SHARD, Shards, ShardWriter, check_origin, encode_origin
 from fairseq_plugins.shared.workers import WAIT_SECONDS
 
 CHUNK = 1024
@@ -75,7 +74,7 @@ class OutputShards:
     def __init__(self, output: Destination, made_from: dict[str, Any], count: int, run_id: str = "") -> None:
         self._output, self._made_from = output.path, made_from
         # With the origin: a user may give the next run of torchrun the same id.
-        self._run = json.dumps([run_id, made_from], default=str).encode() if run_id else b""
+        self._run = encode_origin({"run": run_id, **made_from}) if run_id else b""
         self._folder = folder_of(output.path)
         with self._errors():
             others = [file.name for file in self._folder.glob("*") if not _OWN.fullmatch(file.name)]
