@@ -77,7 +77,7 @@ def read_all(folder: Path, subset: str, data: str, count: int) -> tuple[dict[str
         if not file.is_file():
             raise ConfigurationError(None, file, "not finished", "run the same `spec-dec-distill decode` again")
     made_from = read_origin(files[0])
-    for file in files:
+    for file in files[1:]:
         check_origin(file, made_from)
     if made_from.get("data") != data:
         problem = "made from other data or dictionaries"
