@@ -36,6 +36,7 @@ from fairseq_plugins.decoding.suppression import suppressed_tokens
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.process.ending import close_with
+from fairseq_plugins.process.output import is_tool
 from fairseq_plugins.shared.files import destination
 from fairseq_plugins.shared.parsing import arguments_of_fairseqs_tool
 from fairseq_plugins.tasks.drafts import LineNumbers, TaskDrafts
@@ -104,6 +105,8 @@ class Decoding:
             generator.drafts = TaskDrafts(options.drafts, task, is_one_run)
         if is_one_run:
             self._report(generator)
+        if is_tool():
+            generator.most_aligned = args.nbest  # what fairseq's tools print
         return generator
 
     def _method(self, model: nn.Module, args: Any, in_training: bool) -> tuple[MethodSpec, MethodOptions]:

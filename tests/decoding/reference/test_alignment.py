@@ -1,5 +1,6 @@
 """Alignments: those of fairseq for the same hypotheses."""
 
+import sys
 from argparse import Namespace
 
 import pytest
@@ -37,6 +38,16 @@ def test_alignments_are_fairseqs(kind: str, decoder: str, beam: int, reads_all: 
             else:
                 rows = [torch.tensor([[float(p) for p in row] for row in each["alignment"]]) for each in (one, other)]
                 torch.testing.assert_close(*rows, rtol=0, atol=2e-6)
+
+
+def test_fairseqs_tools_align_what_they_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Aligning is a pass over whole outputs: of all five of a beam it took most of the time."""
+    monkeypatch.setattr(sys, "argv", ["fairseq-generate"])
+    task = make_task(40, decoding_method="fast-beam")
+    models = [make_transformer(task, 3)]
+    args = Namespace(beam=3, nbest=2, print_alignment="hard", min_len=4, max_len_b=12)
+    found = task.build_generator(models, args).generate(models, make_sample(task, [3, 9]))
+    assert [[len(one["alignment"]) > 0 for one in of_sentence] for of_sentence in found] == [[True, True, False]] * 2
 
 
 def test_api_gives_the_source_subword_of_each_target_subword() -> None:
