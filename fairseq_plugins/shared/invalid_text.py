@@ -19,7 +19,7 @@ _INVALID = re.compile("[\udc80-\udcff]+")
 
 
 def read_invalid_text() -> None:
-    """Let fairseq-interactive escape invalid bytes in its input, so that `mend_lines` finds them.
+    """Let fairseq-interactive escape invalid bytes in its input, so that `InvalidLines` finds them.
 
     A byte order mark at its beginning is skipped. Only a newline ends a line, not a carriage return alone, so that line
     numbers are those of other programs.
@@ -49,16 +49,31 @@ def refuse_utf16(beginning: str) -> None:
         raise ConfigurationError("input", None, "is UTF-16", "convert it with iconv -f UTF-16 -t UTF-8")
 
 
-def mend_lines(lines: Sequence[str], before: int) -> list[str]:
-    """Return lines with U+FFFD in place of escaped bytes, and report each such line on standard error.
+class InvalidLines:
+    """Lines of one input that are not UTF-8, of which a binary file has thousands."""
 
-    `before` is the number of the file's earlier lines. Raises ConfigurationError for UTF-16.
-    """
-    if lines and not before:
-        refuse_utf16(lines[0])
-    mended = []
-    for number, line in enumerate(lines, before + 1):
-        mended.append(_INVALID.sub("\ufffd", line))
-        if mended[-1] != line:
-            say(f"input, line {number}: is not UTF-8; what is wrong was read as U+FFFD")
-    return mended
+    _SHOWN = 5
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def mend(self, lines: Sequence[str], before: int) -> list[str]:
+        """Return lines with U+FFFD in place of escaped bytes, and report the first such lines on standard error.
+
+        `before` is the number of the file's earlier lines. Raises ConfigurationError for UTF-16.
+        """
+        if lines and not before:
+            refuse_utf16(lines[0])
+        mended = []
+        for number, line in enumerate(lines, before + 1):
+            mended.append(_INVALID.sub("\ufffd", line))
+            if mended[-1] != line:
+                self._count += 1
+                if self._count <= self._SHOWN:
+                    say(f"input, line {number}: is not UTF-8; what is wrong was read as U+FFFD")
+        return mended
+
+    def report(self) -> None:
+        """Report, at the end, the number of lines if there were more than those reported."""
+        if self._count > self._SHOWN:
+            say(f"input: {self._count} lines are not UTF-8, of which the first {self._SHOWN} are named above")

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from torch import Tensor
 
 from fairseq_plugins.checkpoint.session import subset_errors
 from fairseq_plugins.errors import ConfigurationError, flag
-from fairseq_plugins.process.ending import fail
-from fairseq_plugins.shared.invalid_text import mend_lines, read_invalid_text
+from fairseq_plugins.process.ending import close_with, fail
+from fairseq_plugins.shared.invalid_text import InvalidLines, read_invalid_text
 from fairseq_plugins.tasks.drafter_training import TrainsDrafters
 from fairseq_plugins.tasks.options import SpecDecConfig
 
@@ -91,9 +92,15 @@ class CheckedTranslation(TranslationTask):
 
     def get_interactive_tokens_and_lengths(self, lines: list[str], encode_fn: Any) -> tuple[list[Any], list[Any]]:
         """Return tokens of the lines of `fairseq-interactive`, with U+FFFD for bytes that are not UTF-8."""
-        mended = mend_lines(lines, self._lines_read)
+        mended = self._invalid_lines.mend(lines, self._lines_read)
         self._lines_read += len(lines)
         return super().get_interactive_tokens_and_lengths(mended, encode_fn)
+
+    @cached_property
+    def _invalid_lines(self) -> InvalidLines:
+        lines = InvalidLines()
+        close_with(self, lines.report)
+        return lines
 
     def get_batch_iterator(self, dataset: Any, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:
         """Return batches of any size.

@@ -26,12 +26,12 @@ from fairseq_plugins.api.results import CallStatistics
 from fairseq_plugins.data.sentences import join_text, split_text
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import ConfigurationError, flag
-from fairseq_plugins.process.ending import fail, failure_ends_others
+from fairseq_plugins.process.ending import close_with, fail, failure_ends_others
 from fairseq_plugins.process.output import counted, say
 from fairseq_plugins.shared.cli import CommandParser, named_values, positive, run_command
 from fairseq_plugins.shared.display import progress_bar
 from fairseq_plugins.shared.files import Destination, destination, unwritable
-from fairseq_plugins.shared.invalid_text import ENCODING, mend_lines, refuse_utf16
+from fairseq_plugins.shared.invalid_text import ENCODING, InvalidLines, refuse_utf16
 from fairseq_plugins.shared.shards import ShardWriter, read_lines
 from fairseq_plugins.shared.workers import Worker, end_with_parent, find_worker, start_processes, take_shards
 from fairseq_plugins.translation.drafts import DraftSources, count_lines, draft_sources
@@ -130,6 +130,8 @@ class Translator:
         self.args = args
         self.drafts = drafts
         self.total = CallStatistics()
+        self._invalid = InvalidLines()
+        close_with(self, self._invalid.report)
 
     def translate(self, lines: Sequence[str], before: int) -> list[str]:
         """Return the output for lines of `chunks`, which follow `before` lines of the file.
@@ -137,7 +139,7 @@ class Translator:
         Reports and repairs lines that are not UTF-8. Reports lines that are too long as failures.
         """
         model, args = self.model, self.args
-        mended = list(mend_lines(lines, before))
+        mended = self._invalid.mend(lines, before)
         # Of each line its sentences, each with the blanks that follow it.
         pairs = [split_text(line, model.source_lang) if args.split == "sentences" else [(line, "")] for line in mended]
         tokens = [[model.tokenize(sentence) for sentence, _ in line] for line in pairs]

@@ -1,6 +1,7 @@
 """Users' mistakes give one line with the remedy, and an exit status; bad_input.txt lists them."""
 
 import fileinput
+import gc
 import importlib
 import io
 import re
@@ -15,7 +16,8 @@ import pytest
 from fairseq_plugins.checkpoint.tool_errors import excepthook
 from fairseq_plugins.metrics import texts as metrics
 from fairseq_plugins.shared.draft_files import read_drafts
-from fairseq_plugins.shared.invalid_text import mend_lines, read_invalid_text
+from fairseq_plugins.shared.invalid_text import InvalidLines, read_invalid_text
+from fairseq_plugins.translation.cli import main
 from tests.command_server import own_commands
 from tests.faults.released import Released, options, prepare
 from tests.support import run_in_process
@@ -99,6 +101,19 @@ def test_input_that_is_not_utf8_does_not_stop_the_rest(released: Released) -> No
     assert reports == ["input, line 2: is not UTF-8; what is wrong was read as U+FFFD"]
 
 
+def test_a_binary_file_is_reported_in_a_few_lines(released: Released, capsys: pytest.CaptureFixture[str]) -> None:
+    binary = released.bad / "binary"
+    binary.write_bytes(b"\xff\n" * 8)
+    error = run_in_process("interactive", options(released, "--decoder", "greedy", "--input", str(binary))).stderr
+    main(["--verifier", str(released.verifier), "--data", str(released.data), "--device", "cpu",
+          "--input", str(binary), "--output", str(released.bad / "translated")])  # fmt: skip
+    gc.collect()
+    named = [f"input, line {number}: is not UTF-8; what is wrong was read as U+FFFD" for number in range(1, 6)]
+    for reports in (error, capsys.readouterr().err):
+        total = "input: 8 lines are not UTF-8, of which the first 5 are named above"
+        assert [line for line in reports.splitlines() if "UTF-8" in line] == [*named, total]
+
+
 def test_lines_that_are_too_long_do_not_stop_the_rest(released: Released, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is reported and has no translation, and the exit status is 1; other lines are unaffected."""
     failures: list[str] = []
@@ -129,7 +144,8 @@ def test_input_of_interactive_that_is_not_utf8(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
     monkeypatch.setattr(fileinput, "hook_encoded", fileinput.hook_encoded)
     read_invalid_text()
+    invalid = InvalidLines()
     for name in ("-", str(file)):
         with fileinput.input([name], openhook=fileinput.hook_encoded("utf-8")) as lines:
-            assert mend_lines(list(lines), 40) == ["a\ufffd b\n", "c\n"]
+            assert invalid.mend(list(lines), 40) == ["a\ufffd b\n", "c\n"]
         assert capsys.readouterr().err == "input, line 41: is not UTF-8; what is wrong was read as U+FFFD\n"
