@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from fairseq_plugins.checkpoint.fairseq_errors import wrong_option
 from fairseq_plugins.errors import ConfigurationError, explain, on_command_line, one_line
 from fairseq_plugins.process.ending import set_failed
 from fairseq_plugins.process.output import (
@@ -95,14 +96,15 @@ def _tell(explained: ConfigurationError) -> None:
 
 
 def explain_in_tool(error: BaseException) -> ConfigurationError | None:
-    """Return what `explain` does, or what is wrong with a file that this tool of fairseq was given."""
+    """Return what `explain` does, or what is wrong with a file or an option that this tool of fairseq was given."""
     from fairseq_plugins.shared.parsing import arguments_of_fairseqs_tool
 
     explained = explain(error)
     if explained is None or isinstance(error, OSError):
         # Whatever fails while an error is looked at, that error is shown.
         with contextlib.suppress(Exception, SystemExit):
-            explained = _wrong_file(error, arguments_of_fairseqs_tool()) or explained
+            given = arguments_of_fairseqs_tool()
+            explained = _wrong_file(error, given) or wrong_option(error, given) or explained
     return explained
 
 
@@ -142,8 +144,11 @@ def check_dictionaries(data: str) -> None:
 
 def check_sentencepiece(file: str | None) -> None:
     """Raise ConfigurationError for a model of sentencepiece that cannot be read."""
+    from omegaconf import MISSING
     from sentencepiece import SentencePieceProcessor
 
+    if file == MISSING:
+        raise ConfigurationError("--sentencepiece-model", None, "is missing", "give the file")
     if file is not None:
         try:
             file.encode()

@@ -1,0 +1,58 @@
+"""Errors of fairseq's tools about options, as lines that name the option: fairseq's own are tracebacks that do not."""
+
+import re
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from fairseq_plugins.errors import ConfigurationError, flag, one_line
+
+_REFINEMENT = "is for models that refine their outputs", "leave it out"
+_NO_UNK = "fairseq 0.12 fails where an output has <unk>, and changes nothing else; leave it out"
+
+# A function in the traceback, what the message has -> the option, and what to say of it.
+_KNOWN = (
+    ("_main", "^'steps'$", "--print-step", *_REFINEMENT),
+    ("_main", "^'history'$", "--retain-iter-history", *_REFINEMENT),
+    ("replace_unk", "", "--replace-unk", _NO_UNK, ""),
+    ("load_align_dict", "No such file", "--replace-unk", f"no such file; {_NO_UNK}", ""),
+    ("main", "too many values to unpack", "--print-alignment", "is not for fairseq-interactive", "give hard"),
+    ("_main", "expected str instance, int found", "--print-alignment", "is not for {--score-reference}", "give hard"),
+    ("init_constraints", "NoneType", "--constraints", "fairseq-generate has none", "use fairseq-interactive"),
+    ("build_generator", "mutually exclusive", None, "{--sampling}, {--match-source-len}, {--diverse-beam-groups} and "
+     "{--diversity-rate} exclude each other", "give one of them"),
+    ("_generate", "min_len cannot be larger", "--min-len", "longer than the longest output allowed", "lower it or "
+     "raise {--max-len-b}"),
+    ("literal_eval", "", "--model-overrides", "is no dictionary of Python", "give one such as {'dropout': 0.1}"),
+    ("step", "selected index k out of range", "--sampling-topk", "more than the vocabulary has", "lower it"),
+    ("__init__", "num_workers option should be", "--num-workers", "give a whole number of at least 0", ""),
+    ("convert_namespace_to_omegaconf", r"tokenizer\.(source|target)_lang=null", "--tokenizer", "needs the languages",
+     "add {--source-lang} and {--target-lang}"),
+    ("convert_namespace_to_omegaconf", "Could not find 'bpe/", "--bpe", "fairseq 0.12 cannot set it up",
+     "choose another one"),
+)  # fmt: skip
+
+
+def wrong_option(error: BaseException, given: Mapping[str, Any]) -> ConfigurationError | None:
+    """Return what is wrong with an option of a tool that was given these options, by name; None if unknown."""
+    reason = one_line(error, 500)
+    missing = re.search(r"Missing mandatory value: (\w+)", reason)
+    if missing is not None:
+        return ConfigurationError(flag(missing[1]), None, "is missing", "give the file")
+    if isinstance(error, ImportError) and "install" in reason:  # for --scoring
+        return ConfigurationError(None, None, reason)
+    names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+    # Every error passes through the main functions.
+    functions = {*names} - ({"main", "_main"} - {*names[-2:]})
+    for function, pattern, option, problem, remedy in _KNOWN:
+        if function in functions and re.search(pattern, reason):
+            value = None if option is None else given.get(option[2:].replace("-", "_"))
+            return ConfigurationError(option, None if value is True else value, problem, remedy)
+    if isinstance(error, OSError):
+        # The second is fairseq's own, of codes of subwords.
+        unknown = re.fullmatch("file (.*) not found", reason)
+        file = error.filename or (unknown and unknown[1])
+        for name, value in given.items():
+            if file is not None and value == file:
+                return ConfigurationError(flag(name), value, error.strerror or "no such file", "give another one")
+    return None
