@@ -198,6 +198,7 @@ BATCH_FLAWS: list[tuple[dict[str, Any], str]] = [
     ({"max_len": 2**62}, "the lengths are not possible"),
     ({"min_len": 5, "max_len": 2**30}, "the lengths are not possible"),
     *[({"prefix": changed(torch.full((3, 3), 5), token)}, "a prefix is outside") for token in (30, *FAR)],
+    *[({"drafts": [[5, 6], [5, token]]}, "a token of a draft is outside") for token in (30, *FAR)],
     ({"source": torch.full((3, 4), PAD)}, "a source has no token"),
     ({"suppressed": [7, 5]}, "in ascending order"),
     ({"begin_suppressed": [7, 5]}, "in ascending order"),

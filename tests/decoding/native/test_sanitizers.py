@@ -1,6 +1,7 @@
-"""Run the kernels under AddressSanitizer and UBSan: random valid and invalid calls, in a separate process."""
+"""Run tests of the kernels under AddressSanitizer and UBSan, in a separate process."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,13 +11,11 @@ import pytest
 from filelock import FileLock
 
 from fairseq_plugins.decoding.native import kernels
-from tests.strategies import example_count
 from tests.support import REPOSITORY
 
 # Both tests read the output of one process, whose imports under the sanitizers are slow.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("sanitizers")]
 
-ROUNDS = example_count(28)
 SANITIZERS = "address,undefined"
 
 
@@ -56,26 +55,25 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess
         # Python frees little of its memory at exit.
         "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
+        "SPEC_DEC_EXAMPLES": "few",
     }
     driver = "tests.decoding.native.sanitizer_driver"
-    command = [sys.executable, "-m", driver, str(library), str(ROUNDS), "1"]
+    command = [sys.executable, "-m", driver, str(library)]
     return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600)
 
 
 def _parts(printed: str) -> list[str]:
-    """Split output into that of `FAULTS` and that of random calls."""
-    parts = printed.split("random calls\n")
+    """Split output into that of `FAULTS` and that of the tests."""
+    parts = printed.split("TESTS\n")
     assert len(parts) == 2, printed
     return parts
 
 
-def test_random_calls_right_and_wrong(ran: subprocess.CompletedProcess[str]) -> None:
+def test_calls_right_and_wrong(ran: subprocess.CompletedProcess[str]) -> None:
     printed, error = (_parts(text)[1] for text in (ran.stdout, ran.stderr))
-    assert ran.returncode == 0 and "Sanitizer" not in error and "runtime error" not in error, error
-    # A driver without calls would succeed, too.
-    counts = {line.split(None, 1)[1]: int(line.split()[0]) for line in printed.splitlines()}
-    assert counts["rounds"] == ROUNDS and counts["whole batches"] >= ROUNDS // 4
-    assert sum(count for name, count in counts.items() if name.endswith(("Error", "refused"))) >= 6 * ROUNDS
+    assert ran.returncode == 0 and "Sanitizer" not in error and "runtime error" not in error, printed + error
+    passed = re.search(r"^(\d+) passed", printed, re.MULTILINE)
+    assert passed is not None and int(passed[1]) > 200, printed
 
 
 def test_what_is_past_the_checks_is_reported(ran: subprocess.CompletedProcess[str]) -> None:
