@@ -15,8 +15,9 @@ from fairseq_plugins.checkpoint.int8_weights import restored
 def allow_fairseq_checkpoints() -> None:
     """Add the classes that fairseq writes into checkpoints to the list that `torch.load` allows.
 
-    These are settings, enumerations and numpy scalars, and the function that restores our weights in int8. Omegaconf's
-    classes are for resumed trainings of several processes: the first process sends its settings to the others.
+    These are settings, enumerations, numpy scalars and arrays, and the function that restores our weights in int8.
+    Omegaconf's classes are for resumed trainings of several processes: the first process sends its settings to the
+    others.
     """
     from fairseq.dataclass import constants
     from fairseq.distributed.utils import _TensorPlaceholder
@@ -31,6 +32,7 @@ def allow_fairseq_checkpoints() -> None:
             *(omegaconf.base.ContainerMetadata, omegaconf.base.Metadata),
             *(collections.defaultdict, dict, list, int, Any, _TensorPlaceholder),
             scalar.multiarray.scalar,
+            *(scalar.multiarray._reconstruct, numpy.ndarray),  # counts of --eval-bleu
             restored,
             numpy.dtype,
             numpy.dtypes.Float64DType,
