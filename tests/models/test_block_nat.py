@@ -121,6 +121,30 @@ def test_sharing_needs_a_verifier_of_the_same_width() -> None:
         make_drafter(task, 1, share_encoder=True)
 
 
+@pytest.mark.parametrize("tuned", [False, True])
+def test_layers_that_layerdrop_leaves_have_their_own_context(tuned: bool) -> None:
+    task = make_task(30)
+    verifier = make_transformer(task, 0, decoder_layerdrop=0.5)
+    options = {"drafter_context": "features", "decoder_layers": 3, "decoder_layerdrop": 0.5, "tune_verifier": tuned}
+    model = make_drafter(task, 1, block_size=4, verifier=verifier, **options).train()
+    layers, contexts = list(model.decoder.layers.children()), {}
+    for layer in layers:
+        layer.register_forward_pre_hook(
+            lambda layer, inputs, named: contexts.update({layer: named["self_attn_mask"].context}), with_kwargs=True
+        )
+    target, previous = make_batch([6, 3])
+    source, sets = make_sample(task, [5, 2])["net_input"], set()
+    for seed in range(9):
+        contexts.clear()
+        model(**source, blocks=blocks_for(model, target, previous, 4, 2, seed))
+        features, _ = model._verifier_states(previous, model.encoder(**source))
+        expected, _ = model.decoder.reader(features)
+        for layer, context in contexts.items():
+            torch.testing.assert_close(context, expected[layers.index(layer)].transpose(0, 1))
+        sets.add(tuple(contexts))
+    assert len(sets) > 3
+
+
 def test_glancing_counts_the_first_pass() -> None:
     task = make_task(30)
     model = make_drafter(task, 1)

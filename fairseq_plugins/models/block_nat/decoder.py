@@ -74,7 +74,7 @@ class BlockNatDecoder(TransformerDecoder):
             state, dropout = args.transition_state, args.transition_dropout
             self.transition = TransitionScores(len(dictionary), rank, self.output_embed_dim, state, dropout)
         self.copy_attention = nn.Linear(self.embed_dim, width) if args.src_embedding_copy else None
-        for layer in self.layers:
+        for layer in self.layers.children():  # iterating itself, LayerDrop would leave some out
             attention = MaskedAttention(self.embed_dim, layer.nh, dropout=args.attention_dropout, self_attention=True)
             attention.load_state_dict(layer.self_attn.state_dict())
             layer.self_attn = attention
@@ -161,7 +161,9 @@ class BlockNatDecoder(TransformerDecoder):
             x = self.layernorm_embedding(x)
         x = self.dropout_module(x).transpose(0, 1)
         memory, padding = encoder_out["encoder_out"][0], encoder_out["encoder_padding_mask"][0]
-        for index, layer in enumerate(self.layers):
+        numbers = {layer: number for number, layer in enumerate(self.layers.children())}
+        for layer in self.layers:  # with LayerDrop, some of them
+            index = numbers[layer]
             if self.positions_every_layer and index > 0 and position is not None:
                 x = x + position
             context = None if contexts is None else contexts[index]

@@ -7,6 +7,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import FairseqEncoder, FairseqEncoderDecoderModel, register_model
 from fairseq.models.transformer import TransformerDecoderBase, TransformerModel
+from fairseq.modules import LayerDropModuleList
 from torch import Tensor, nn
 
 from fairseq_plugins.checkpoint.session import options_of
@@ -107,6 +108,8 @@ class BlockNat(TransformerModel):
         """Use this verifier's encoder output and decoder states."""
         self.adopt_encoder(verifier.encoder)
         decoder = self.verifier_decoder = verifier.decoder.requires_grad_(self.tunes_verifier).eval()
+        if isinstance(decoder.layers, LayerDropModuleList):
+            decoder.layers.p = 0.0  # their states are read by number
         for name in (*_PROJECTIONS, "embed_scale"):
             setattr(self.decoder, name, getattr(decoder, name))
         self._remember_verifier(verifier)
