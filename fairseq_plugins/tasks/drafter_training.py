@@ -4,6 +4,7 @@ from argparse import Namespace
 from typing import Any
 
 import torch
+from fairseq import utils
 from fairseq.logging import metrics
 from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
@@ -109,6 +110,8 @@ class TrainsDrafters(DecodesWithDrafts):
         if _is_drafter(cfg) and self.source_dictionary is None:
             remedy = "decode with {--decoder greedy}, fast-beam or jacobi"
             raise ConfigurationError("--arch", "block_nat", "drafts where the source is tokens", remedy)
+        if _is_drafter(cfg) and getattr(self._options, "left_pad_target", False):
+            raise ConfigurationError("--left-pad-target", None, "is not for {--arch block_nat}", "leave it out")
         if from_checkpoint:
             check_task(cfg, self, "--path")
         else:
@@ -150,6 +153,15 @@ class TrainsDrafters(DecodesWithDrafts):
             criterion = _in_bf16(criterion)
         with without_cudnn_attention():
             return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+
+    def max_positions(self) -> Any:
+        """Return the lengths that verifier and data may have; fairseq leaves out longer sentences."""
+        verifier, longest = self.training_verifier(), super().max_positions()
+        return longest if verifier is None else utils.resolve_max_positions(longest, verifier.max_positions())
+
+    def begin_valid_epoch(self, epoch: int, model: nn.Module) -> None:
+        super().begin_valid_epoch(epoch, model)
+        self._validation = None  # of the weights before
 
     def valid_step(self, sample: dict[str, Any], model: nn.Module, criterion: Any) -> tuple[Any, ...]:
         self._add_blocks(sample, model, 0.0, seed=1)
@@ -227,13 +239,15 @@ class TrainsDrafters(DecodesWithDrafts):
         )
         own = self.own_generator([verifier], Namespace(beam=1))
         chosen = spec.options()
-        return generator_like(
+        generator = generator_like(
             own,
             context,
             spec,
             lambda spec, trace: choose_backend(spec, chosen, context, trace),
             DecodingStats(spec.name),
         )
+        generator.weights_are_fixed = True  # until the next validation; fairseq's modules change what they cache
+        return generator
 
 
 def _in_bf16(criterion: Any) -> Any:

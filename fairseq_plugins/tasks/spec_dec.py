@@ -102,8 +102,19 @@ class CheckedTranslation(TranslationTask):
         close_with(self, lines.report)
         return lines
 
-    def get_batch_iterator(self, dataset: Any, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:
-        """Return batches of any size.
+    def get_batch_iterator(
+        self,
+        dataset: Any,
+        *args: Any,
+        required_batch_size_multiple: int = 1,
+        seed: int = 1,
+        epoch: int = 1,
+        **kwargs: Any,
+    ) -> Any:
+        """Return batches of any size, those of the first epoch in all others, too.
+
+        fairseq 0.12 makes them at its start, in an order that depends on the epoch: a training that resumed in its
+        second epoch then had other batches than one that was not stopped.
 
         fairseq 0.12 drops a last batch whose size is not a multiple of `--required-batch-size-multiple`, 8 by default.
         Lines of `fairseq-interactive` that are too long are named and left out, and the exit status is 1; in fairseq
@@ -115,7 +126,11 @@ class CheckedTranslation(TranslationTask):
                 fail(f"line {before + index + 1}: has {dataset.src_sizes[index]} tokens, and the model reads at most "
                      f"{limits[0]}; it has no translation; split it")  # fmt: skip
             kwargs["ignore_invalid_inputs"] = True
-        return super().get_batch_iterator(dataset, *args, required_batch_size_multiple=1, **kwargs)
+        batches = super().get_batch_iterator(
+            dataset, *args, required_batch_size_multiple=1, seed=seed + 1 - epoch, epoch=epoch, **kwargs
+        )
+        batches.seed = seed
+        return batches
 
 
 @register_task("spec_dec", dataclass=SpecDecConfig)

@@ -62,15 +62,20 @@ def test_two_processes_equal_one_with_twice_the_update_freq(corpus: Corpus, prog
         torch.testing.assert_close(weights[1][name], value, rtol=0, atol=1e-4)
 
 
-def test_resuming_continues_the_glancing_schedule(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_training_that_was_stopped_equals_one_that_was_not(corpus: Corpus, tmp_path: Path) -> None:
+    """It stops within its first epoch, at its end, and within the second one."""
+    verifier = f"--drafter-context features --verifier-path {corpus.verifier} --max-tokens 900 --seed 4"
+
     def train(folder: str, updates: int) -> dict[int, float]:
-        log = run_in_process("train", options(corpus, tmp_path / folder, f"--max-update {updates}"))
+        command = options(corpus, tmp_path / folder, f"--max-update {updates}", verifier)
+        log = run_in_process("train", command.replace("--disable-validation", ""))
         return logged(log.stdout + log.stderr, "glancing_ratio")
 
     whole = train("whole", UPDATES)
     expected = {update: 0.5 - 0.4 * (update - 1) / UPDATES for update in range(1, UPDATES + 1)}
     assert whole == pytest.approx(expected, abs=5e-4)  # logged with three decimals
-    assert {**train("parts", 2), **train("parts", UPDATES)} == whole
+    assert {**train("parts", 2), **train("parts", 3), **train("parts", 4), **train("parts", UPDATES)} == whole
+    assert torch.load(tmp_path / "parts" / "checkpoint_last.pt")["extra_state"]["train_iterator"]["epoch"] == 2
     weights = [torch.load(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("whole", "parts")]
     for name, value in weights[0].items():
         assert torch.equal(weights[1][name], value), name

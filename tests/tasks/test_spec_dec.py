@@ -181,6 +181,19 @@ def test_full_attention_has_one_block_a_pass() -> None:
         task.build_model(args)
 
 
+def test_blocks_begin_after_a_prefix_on_the_left() -> None:
+    with error_about("--left-pad-target"):
+        make_task(left_pad_target=True).build_model(make_args(arch="block_nat"))
+
+
+def test_sentences_are_as_long_as_the_verifier_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task()
+    assert task.max_positions() == (1024, 1024)
+    verifier = make_transformer(task, max_source_positions=40, max_target_positions=50)
+    monkeypatch.setattr(task, "training_verifier", lambda: verifier)
+    assert task.max_positions() == (40, 50)
+
+
 def training_step(given: SpecDecTask) -> tuple[BlockNat, dict[str, Any]]:
     """Return a drafter and a batch to train it on."""
     sample = make_sample(given, [5, 6])
