@@ -25,7 +25,7 @@ from fairseq_plugins.shared.checksums import forget_sum
 from fairseq_plugins.shared.cli import CommandParser, positive, run_command
 from fairseq_plugins.shared.files import check_file, nearest_checkpoint, write_atomically
 
-_NUMBERED = re.compile(r"checkpoint(?:_\d+_)?(\d+)\.pt")
+_BY_UPDATE, _BY_EPOCH = re.compile(r"checkpoint_\d+_(\d+)\.pt"), re.compile(r"checkpoint(\d+)\.pt")
 
 
 def last_checkpoints(folder: Path, count: int) -> list[Path]:
@@ -34,10 +34,10 @@ def last_checkpoints(folder: Path, count: int) -> list[Path]:
     Raises ConfigurationError if there are fewer.
     """
     most = 0
-    for pattern in ("checkpoint_*_*.pt", "checkpoint*.pt"):
+    for pattern in (_BY_UPDATE, _BY_EPOCH):
         by_number = {}
-        for file in folder.glob(pattern):
-            match = _NUMBERED.fullmatch(file.name)
+        for file in folder.iterdir():
+            match = pattern.fullmatch(file.name)
             if match is not None:
                 by_number[int(match.group(1))] = file
         if len(by_number) >= count:

@@ -21,15 +21,19 @@ def test_the_mean_of_checkpoints(corpus: Corpus, tmp_path: Path, capsys: pytest.
         }
         torch.save({**state, "model": weights}, tmp_path / f"checkpoint_1_{updates}.pt")
     torch.save(state, tmp_path / "checkpoint_best.pt")
+    for epoch in range(1, 5):
+        torch.save(state, tmp_path / f"checkpoint{epoch}.pt")
     assert averaging.main([str(tmp_path), "--last", "2", "--output", str(tmp_path / "mean.pt"), "--fp32"]) == 0
     mean = torch.load(tmp_path / "mean.pt")
     for last, words in (
-        ("4", "has 3 numbered checkpoints, not 4; give --last 3"),
+        ("5", "has 4 numbered checkpoints, not 5; give --last 4"),
         ("0", "not a whole number of at least 1"),
     ):
         assert averaging.main([str(tmp_path), "--last", last, "--output", str(tmp_path / "none.pt")]) == 2
         assert words in capsys.readouterr().err
     assert mean["extra_state"]["averaged"] == ["checkpoint_1_10.pt", "checkpoint_1_20.pt"]
+    epochs = averaging.last_checkpoints(tmp_path, 4)  # there are not as many of updates
+    assert [file.name for file in epochs] == [f"checkpoint{epoch}.pt" for epoch in range(1, 5)]
     assert mean["last_optimizer_state"] is None
     for name, value in state["model"].items():
         torch.testing.assert_close(mean["model"][name], value)
