@@ -6,8 +6,7 @@
 `check`: clients send requests of mixed lengths and options, with --faults among clients that leave, read slowly, and
 send what is malformed or too large. Every text must be that of `translate` alone, and the server's memory flat.
 `speed`: requests and sentences per second from many clients, beside calls of `translate`, and latency at half of that
-rate over that of an idle server, and of requests one after another. `beside`: throughput and latency beside a server
-of FastAPI and CTranslate2 (tests/ctranslate_server.py), in turn.
+rate over that of an idle server.
 A server is a process of its own. It is started here, at 127.0.0.1, and ends with the program.
 """
 
@@ -28,7 +27,7 @@ import torch
 import fairseq_plugins
 from fairseq_plugins.api import Model
 from fairseq_plugins.api.loading import with_decoder
-from tests.load_servers import Connection, Server, connection, seconds_of_processors
+from tests.load_servers import Connection, Server, connection
 
 # Requests a second of a server that is idle: most find it, and its processors, asleep.
 IDLE_RATE = 5.0
@@ -129,22 +128,19 @@ async def fault(port: int, kind: str, asked: dict[str, Any], choose: random.Rand
         return str(status)
 
 
-async def closed_loop(port: int, bodies: Sequence[Any], clients: int) -> tuple[float, list[float]]:
-    """Return the seconds of all requests, and of each, from clients that send one after the other."""
-    seconds: list[float] = []
+async def closed_loop(port: int, bodies: Sequence[Any], clients: int) -> float:
+    """Return the seconds of all requests, from clients that send one after the other."""
     waiting = iter(bodies)
 
     async def client() -> None:
         async with connection(port) as own:
             for body in waiting:
-                started = time.perf_counter()
                 status, _ = await own.ask("/translate", body)
                 assert status == 200
-                seconds.append(time.perf_counter() - started)
 
     started = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(clients)))
-    return time.perf_counter() - started, seconds
+    return time.perf_counter() - started
 
 
 async def open_loop(port: int, bodies: Sequence[Any], rate: float) -> list[float]:
@@ -184,49 +180,30 @@ def speed(server: Server, model: Model, texts: Sequence[str], clients: int, roun
             model.translate(texts[start : start + batch_size])
         return len(texts) / (time.perf_counter() - started)
 
-    def saturated(clients: int) -> float:
-        return len(texts) / asyncio.run(closed_loop(server.port, bodies, clients))[0]
+    def served(clients: int) -> float:
+        return len(texts) / asyncio.run(closed_loop(server.port, bodies, clients))
 
-    def one_by_one() -> tuple[float, list[float]]:
-        total, seconds = asyncio.run(closed_loop(server.port, bodies, 1))
-        return len(texts) / total, seconds
-
-    fixed(32), saturated(clients)
-    table, shares = [], []
-    for _ in range(rounds):
-        batches, before, started = fixed(32), seconds_of_processors(server), time.perf_counter()
-        through = saturated(clients)
-        wall = time.perf_counter() - started
-        shares.append([(b - a) / wall for a, b in zip(before, seconds_of_processors(server), strict=True)])
-        table.append((batches, through, *one_by_one(), fixed(size)))
+    fixed(32), served(clients)
+    table = [(fixed(32), served(clients), served(1), fixed(size)) for _ in range(rounds)]
 
     def median(of: Callable[[Any], float]) -> float:
         return statistics.median(map(of, table))
 
     through = median(lambda row: row[1])
-    ratio, serial = median(lambda row: row[1] / row[0]), median(lambda row: row[1] / row[2])
     print(f"translate, batches of 32      {median(lambda row: row[0]):8.1f} sentences/s")
     print(f"{clients} clients, {size} a request   {through:8.1f} sentences/s")
+    ratio, serial = median(lambda row: row[1] / row[0]), median(lambda row: row[1] / row[2])
     print(f"that over batches of 32: {ratio:.2f}, over one request after another: {serial:.2f}")
-    alone = median(lambda row: row[0] / row[4])
+    alone = median(lambda row: row[0] / row[3])
     print(f"batches of 32 over calls of `translate` with {size}, without a server: {alone:.2f}")
-    every, own, ours = (statistics.median(column) for column in zip(*shares, strict=True))
-    print(f"meanwhile the server had {own:.2f} processors, this program {ours:.2f}, all programs {every:.2f}")
-    half_load = through / size / 2
     part = bodies[::4]  # also of the loaded server: requests differ much in length
-    half = [asyncio.run(open_loop(server.port, part, half_load)) for _ in range(4 * rounds)]
-    idle = asyncio.run(open_loop(server.port, part, IDLE_RATE))
-    found = {"one after another": [row[3] for row in table], "idle": [idle], "half load": half}
-    # Medians of rounds: another program may disturb one of them.
-    quantiles = {
-        name: [statistics.median(column) for column in zip(*map(of_requests, rounds), strict=True)]
-        for name, rounds in found.items()
-    }
-    for name, (p50, p95) in quantiles.items():
-        print(f"{name:18} p50 {1000 * p50:7.1f} ms   p95 {1000 * p95:7.1f} ms")
-    for name in ("idle", "one after another"):
-        p50s, p95s = (loaded / alone for loaded, alone in zip(quantiles["half load"], quantiles[name], strict=True))
-        print(f"half load over {name}: p50 {p50s:.2f}, p95 {p95s:.2f}")
+    idle = of_requests(asyncio.run(open_loop(server.port, part, IDLE_RATE)))
+    loads = [of_requests(asyncio.run(open_loop(server.port, part, through / size / 2))) for _ in range(4 * rounds)]
+    for place, name in enumerate(("p50", "p95")):
+        half = statistics.median(load[place] for load in loads)  # another program may disturb one of them
+        print(
+            f"{name}: idle {1000 * idle[place]:.1f} ms, half load {1000 * half:.1f} ms: {half / idle[place]:.2f} times"
+        )
 
 
 def of_requests(seconds: Sequence[float]) -> tuple[float, float]:
@@ -235,26 +212,11 @@ def of_requests(seconds: Sequence[float]) -> tuple[float, float]:
     return ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.95)]
 
 
-def beside(servers: Sequence[Server], texts: Sequence[str], clients: int, rounds: int, size: int) -> None:
-    """Print throughput and latency of servers, in turn."""
-    groups = [list(texts[start : start + size]) for start in range(0, len(texts), size)]
-    bodies = [{"q": group, "source": "en", "target": "de"} for group in groups]
-    found: dict[str, list[tuple[float, float, float]]] = {server.name: [] for server in servers}
-    for number in range(rounds + 1):
-        for server in servers:
-            total, seconds = asyncio.run(closed_loop(server.port, bodies, clients))
-            if number > 0:
-                found[server.name].append((len(texts) / total, *of_requests(seconds)))
-    for name, rows in found.items():
-        rate, p50, p95 = (statistics.median(column) for column in zip(*rows, strict=True))
-        print(f"{name:24} {rate:7.1f} sentences/s   p50 {1000 * p50:6.0f} ms   p95 {1000 * p95:6.0f} ms")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", help="of a model")
     parser.add_argument("text", help="a sentence a line")
-    parser.add_argument("what", choices=["check", "speed", "beside"])
+    parser.add_argument("what", choices=["check", "speed"])
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--sentences", type=int, default=400, help="of the text")
@@ -269,15 +231,6 @@ def main() -> None:
     server = Server(args.folder, args.threads, arguments=long)
     try:
         print(f"first answer after {server.start():.2f} s", flush=True)
-        if args.what == "beside":
-            name = "FastAPI, CTranslate2"
-            other = Server(args.folder, args.threads, module="tests.ctranslate_server", name=name)
-            try:
-                other.start()
-                beside([server, other], texts, args.clients, args.rounds, args.size)
-            finally:
-                other.close()
-            return
         model = fairseq_plugins.load(args.folder, device="cpu", threads=args.threads)
         if args.what == "speed":
             speed(server, model, texts, args.clients, args.rounds, args.size)

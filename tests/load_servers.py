@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import time
@@ -26,12 +25,10 @@ class Server:
     threads: int
     port: int = field(default_factory=free_port)
     arguments: Sequence[str] = ()
-    module: str = "fairseq_plugins.serving.cli"
-    name: str = "spec-dec-serve"
 
     def start(self) -> float:
         """Start it; return the seconds until its first answer."""
-        command = [sys.executable, "-m", self.module, self.folder, "--threads", str(self.threads)]
+        command = [sys.executable, "-m", "fairseq_plugins.serving.cli", self.folder, "--threads", str(self.threads)]
         command += ["--port", str(self.port), *self.arguments]
         first = {"q": ["1"], "source": "en", "target": "de"}
         started = time.perf_counter()
@@ -56,15 +53,6 @@ class Server:
         """Return its resident memory in MiB."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * 4096 / 2**20
-
-
-def seconds_of_processors(server: Server) -> tuple[float, float, float]:
-    """Return the seconds that all processors have worked, those for the server, and those for this program."""
-    tick = os.sysconf("SC_CLK_TCK")
-    user, nice, system, _, _, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
-    own = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
-    every = (user + nice + system + irq + soft + steal) / tick
-    return every, sum(map(int, own[11:13])) / tick, time.process_time()
 
 
 class Connection:
