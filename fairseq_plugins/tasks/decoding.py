@@ -106,7 +106,7 @@ class Decoding:
         if is_one_run:
             self._report(generator)
         if is_tool():
-            generator.most_aligned = args.nbest  # what fairseq's tools print
+            generator.most_aligned = getattr(args, "nbest", 1)  # what fairseq's tools print
         return generator
 
     def _method(self, model: nn.Module, args: Any, in_training: bool) -> tuple[MethodSpec, MethodOptions]:
