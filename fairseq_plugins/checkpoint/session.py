@@ -259,12 +259,6 @@ def subset_errors(subset: str, data: str) -> Iterator[None]:
         problem = f"{subset} has different numbers of source and target sentences"
         remedy = "binarise it again from text in which line n of one side belongs to line n of the other"
         raise ConfigurationError(None, data, problem, remedy) from error
-    except ValueError as error:
-        if "empty file" not in str(error):
-            raise
-        raise ConfigurationError(
-            None, data, f"{subset} has no sentences", "binarise it again from text that has some"
-        ) from error
 
 
 def _set_beam(models: Sequence[FairseqEncoderDecoderModel], beam: int) -> None:

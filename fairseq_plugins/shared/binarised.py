@@ -15,7 +15,7 @@ _OF_SENTENCE = 4 + 8  # its length in tokens, and where it begins
 
 
 def check_binarised(data: str, subset: str) -> None:
-    """Raise ConfigurationError for files of a subset that are truncated or of another program.
+    """Raise ConfigurationError for files of a subset that are truncated, of another program or without sentences.
 
     `data` is a folder of fairseq-preprocess, or several with colons between. Files of fairseq's older formats are
     skipped.
@@ -41,7 +41,9 @@ def _bad_file(index: Path) -> Path | None:
     begin = len(_MAGIC) + _HEADER.size
     if kind not in _code_to_dtype or index.stat().st_size != begin + count * _OF_SENTENCE:
         return index
-    if count == 0 or not tokens.is_file():
+    if count == 0:  # for which fairseq prints two errors
+        raise ConfigurationError(None, index, "has no sentences", "binarise it again from text that has some")
+    if not tokens.is_file():
         return None
     tokens.open("rb").close()  # an error of its permissions here, not in fairseq, which prints another after it
     lengths = numpy.memmap(index, numpy.int32, "r", begin, (count,))

@@ -315,7 +315,7 @@ def test_misaligned_and_empty_data(corpus: Corpus, tmp_path: Path, capsys: pytes
         f"--source-lang src --target-lang tgt {dictionaries} --testpref {tmp_path}/empty --destdir {tmp_path}/none",
     )
     command[1] = tmp_path / "none"
-    refused("test has no sentences", capsys, *command, "--gen-subset", "test")
+    refused("test.src-tgt.src.idx: has no sentences", capsys, *command, "--gen-subset", "test")
     refused("no such subset", capsys, *command, "--gen-subset", "train")
 
 
