@@ -77,9 +77,11 @@ class PretendedGpu(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.tape: list[tuple[Callable, tuple, dict, Any]] | None = None
+        self.waits = 0
 
     def wait(self, what: str) -> None:
         """The host waits for the device."""
+        self.waits += 1
         if self.tape is not None:
             raise AssertionError(f"{what} waits in a capture, at {_line()}")
 

@@ -65,12 +65,6 @@ class TorchBackend:
             del advance
             yield outputs
 
-    def advances(
-        self, sample: dict[str, Any], constraints: Constraints, first_token: int
-    ) -> Iterator[Advance | BeamAdvance]:
-        """Decode a batch and yield every iteration's result without the synchronisations of `steps`."""
-        return self._loop(self._batch(sample, constraints, first_token))
-
     def _batch(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> Batch:
         if constraints.prefix is not None and self.active_sentences:
             problem = "is not supported with {--prefix-size}"

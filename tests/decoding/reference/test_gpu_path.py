@@ -36,7 +36,7 @@ RUNS += [("gad", "fp32", 1), ("fast-beam", "fp32", 1), ("gad", "bf16", 8)]
 @pytest.mark.parametrize("name, precision, batch", RUNS)
 @pytest.mark.usefixtures("device_guard")
 def test_ids_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch, name: str, precision: str, batch: int) -> None:
-    """Captured and replayed; an operation on tensors of two devices or a wait in a capture is an error."""
+    """Captured and replayed. An operation on two devices, or a wait in a capture, is an error."""
     how, is_half, task = CASES[name], precision != "fp32", make_task(40)
     model: nn.Module = make_transformer(task, 3, decoder_layers=1)
     context = {"drafter_context": "features", "transition_rank": 3} if "features" in name else {}
@@ -58,11 +58,15 @@ def test_ids_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch, name: str, pr
         verifier, moved_drafter = moved(models)
         graphs = Graphs(gpu.capture)
         engine = Engine(graphs=graphs, batch_invariant=is_half)
-        generator, _ = make_generator([verifier], task, how, moved_drafter, engine=engine, **search)
+        generator, stats = make_generator([verifier], task, how, moved_drafter, engine=engine, **search)
         generator.weights_are_fixed = True  # as in commands
         generator.drafts = lambda sample: drafts
         for _ in range(2):
+            gpu.waits = 0
             assert ids(generator.generate([verifier], moved(sample))) == expected
+        iterations = max(sentence.iterations for sentence in stats.recorded[-batch:])
+        # At the beginning, in each iteration, and at the end; more where hypotheses end, and sentences join.
+        assert gpu.waits <= iterations + 12 or "some" in name or how.spec.searches_beams
         assert graphs.captures and not graphs.failed
 
 
