@@ -6,6 +6,7 @@ Takes all options of fairseq-generate. One process loads the models once, and de
 load on the machine slows all of them alike.
 """
 
+import argparse
 import json
 import logging
 import os
@@ -18,7 +19,7 @@ from pathlib import Path
 from fairseq_plugins.benchmarks import ctranslate, tables
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, GREEDY, Contender, lossy_note, reference_of
-from fairseq_plugins.benchmarks.measuring import Plan, Row, bleu_signature, measure
+from fairseq_plugins.benchmarks.measuring import Row, bleu_signature, measure
 from fairseq_plugins.benchmarks.setting import configure
 from fairseq_plugins.checkpoint.session import precision
 from fairseq_plugins.process.output import counted
@@ -29,8 +30,9 @@ from fairseq_plugins.shared.machine import machine
 logger = logging.getLogger("spec-dec-bench")
 
 
-def notes(bench: Bench, contenders: Sequence[Contender], rows: Sequence[Row], plan: Plan) -> list[str]:
+def notes(bench: Bench, contenders: Sequence[Contender], rows: Sequence[Row], args: argparse.Namespace) -> list[str]:
     """Return the lines below the tables: the meaning of the columns, and guarantees."""
+    least = f" of at least {args.timing_seconds:g} s each" if args.timing_seconds else ""
     lossless = ", ".join(contender.name for contender in contenders if contender.lossless) or "none"
     kind, first = precision(bench.cfg), "" if bench.sentences is None else "the first "
     return [
@@ -38,9 +40,9 @@ def notes(bench: Bench, contenders: Sequence[Contender], rows: Sequence[Row], pl
         f"batch size {bench.batch_size}. "
         f"Same as: sentences with the token ids of {' and '.join(tables.compared_with(rows))}.",
         *([f"sacrebleu {bleu_signature()}"] if rows[0].bleu is not None else []),
-        f"Speed on the first {counted(rows[0].timed_sentences, 'sentence')}: median of {plan.repeats} alternating runs"
-        f"{plan.at_least} after a warm-up, time in the decoder only. Tokens per iteration and × (speed over the same "
-        f"search) at batch size {plan.batch_sizes[0]}; × greedy is over our greedy decoding.",
+        f"Speed on the first {counted(rows[0].timed_sentences, 'sentence')}: median of {args.repeats} alternating runs"
+        f"{least} after a warm-up, time in the decoder only. Tokens per iteration and × (speed over the same "
+        f"search) at batch size {args.timing_batch_sizes[0]}; × greedy is over our greedy decoding.",
         f"The slowest run of a row took up to {max(row.spread() for row in rows):.2f} times as long as its fastest.",
         f"Lossless by construction: {lossless}.",
         f"Precision: {kind}. {guarantee(kind)}",
@@ -75,20 +77,18 @@ def warn_if_lossy(rows: Sequence[Row], contenders: Sequence[Contender], kind: st
 def run(argv: Sequence[str]) -> None:
     """Parse, measure, print, write."""
     load = os.getloadavg()[0]
-    setting = configure(argv)
-    args, bench = setting.args, setting.bench
-    contenders = bench.runnable(setting.contenders)
-    plan = Plan(args.timing_batch_sizes, args.timing_sentences, args.repeats, args.timing_seconds)
-    rows = measure(bench, contenders, plan, bench.references(args.reference))
+    args, bench, chosen = configure(argv)
+    contenders = bench.runnable(chosen)
+    rows = measure(bench, contenders, args, bench.references(args.reference))
     lines = [
-        *notes(bench, contenders, rows, plan),
+        *notes(bench, contenders, rows, args),
         f"Machine: {machine()}{ctranslate.version()}; load average before the run {load:.2f}",
         f"Command: {shlex.join(['spec-dec-bench', *argv])}",
     ]
-    text = tables.table_of(rows, plan.batch_sizes) + "\n\n" + "".join(f"- {line}\n" for line in lines)
+    text = tables.table_of(rows, args.timing_batch_sizes) + "\n\n" + "".join(f"- {line}\n" for line in lines)
     print(text)
     if args.results is not None:
-        rates = [{"sentences_per_second": {size: row.rate(size) for size in plan.batch_sizes}} for row in rows]
+        rates = [{"sentences_per_second": {size: row.rate(size) for size in args.timing_batch_sizes}} for row in rows]
         record = {"rows": [asdict(row) | rate for row, rate in zip(rows, rates, strict=True)], "notes": lines}
         content = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
         write_atomically(Path(args.results) / "table.json", content, "--results")

@@ -1,5 +1,6 @@
 """Measure quality, identity and speed of contenders."""
 
+import argparse
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,30 +51,20 @@ def count_identical(outputs: Mapping[int, Tokens], reference: Mapping[int, Token
     return sum(tokens == reference[number] for number, tokens in outputs.items())
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Extent of the measurements."""
+def measure(
+    bench: Bench, contenders: Sequence[Contender], args: argparse.Namespace, references: dict[int, str] | None
+) -> list[Row]:
+    """Decode the subset once for quality, then part of it repeatedly for speed; return one row per contender.
 
-    batch_sizes: Sequence[int]
-    timing_sentences: int
-    repeats: int
-    timing_seconds: float = 0.0  # minimum of every repetition; the mean of its passes counts
-
-    @property
-    def at_least(self) -> str:
-        """Minimum time of a repetition, as text."""
-        return f" of at least {self.timing_seconds:g} s each" if self.timing_seconds else ""
-
-
-def measure(bench: Bench, contenders: Sequence[Contender], plan: Plan, references: dict[int, str] | None) -> list[Row]:
-    """Decode the subset once for quality, then part of it repeatedly for speed; return one row per contender."""
-    timed = bench.first(plan.timing_sentences)
+    `args` has the options of `spec-dec-bench`.
+    """
+    timed = bench.first(args.timing_sentences)
     warm_up = timed[-WARM_UP_SENTENCES:]
     rows = [
         Row(c.name, c.beam, sentences=len(bench.order), timed_sentences=len(timed), lossless=c.lossless)
         for c in contenders
     ]
-    per_contender = len(bench.order) + len(plan.batch_sizes) * (len(warm_up) + plan.repeats * len(timed))
+    per_contender = len(bench.order) + len(args.timing_batch_sizes) * (len(warm_up) + args.repeats * len(timed))
     outputs: dict[str, dict[int, Tokens]] = {}
     with progress_bar(per_contender * len(contenders)) as bar:
         for contender, row in zip(contenders, rows, strict=True):
@@ -85,7 +76,7 @@ def measure(bench: Bench, contenders: Sequence[Contender], plan: Plan, reference
             row.reference = reference_of(contender, precision(bench.cfg))
             expected = outputs[row.reference]
             row.identical = count_identical(outputs[row.name], expected)
-        measure_speed(bench, contenders, rows, plan, timed, warm_up, bar)
+        measure_speed(bench, contenders, rows, args, timed, warm_up, bar)
     return rows
 
 
@@ -93,14 +84,14 @@ def measure_speed(
     bench: Bench,
     contenders: Sequence[Contender],
     rows: Sequence[Row],
-    plan: Plan,
+    args: argparse.Namespace,
     timed: Sequence[int],
     warm_up: Sequence[int],
     bar: tqdm,
 ) -> None:
     """Measure the seconds of each repetition, and identity at each batch size."""
     generators = [bench.generator(contender) for contender in contenders]
-    for batch_size in plan.batch_sizes:
+    for batch_size in args.timing_batch_sizes:
         for generator in generators:
             bar.set_description(f"warm-up, batch {batch_size}", refresh=False)
             bench.decode(generator, warm_up, batch_size, bar)
@@ -108,14 +99,14 @@ def measure_speed(
         before = [counts(generator) for generator in generators]
         outputs: dict[str, dict[int, Tokens]] = {}
         seconds: dict[str, list[list[float]]] = {row.name: [] for row in rows}
-        for repetition in range(plan.repeats):
+        for repetition in range(args.repeats):
             for row, generator in zip(rows, generators, strict=True):
                 bar.set_description(
-                    f"speed {repetition + 1}/{plan.repeats}, batch {batch_size}, {row.name}", refresh=False
+                    f"speed {repetition + 1}/{args.repeats}, batch {batch_size}, {row.name}", refresh=False
                 )
                 outputs[row.name], times = bench.decode_timed(generator, timed, batch_size, bar)
                 passes = [times]
-                while sum(map(sum, passes)) < plan.timing_seconds:
+                while sum(map(sum, passes)) < args.timing_seconds:
                     passes.append(bench.decode_timed(generator, timed, batch_size)[1])
                 seconds[row.name].append([statistics.mean(batch) for batch in zip(*passes, strict=True)])
         for contender, row in zip(contenders, rows, strict=True):

@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -72,15 +71,6 @@ def reset_decoder(cfg: DictConfig) -> None:
     set_options(cfg.task, decoding_method=decoder, preset="none", top_beta=1, tau=0.0)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Options, models and data, and the rows of a benchmark."""
-
-    args: argparse.Namespace
-    bench: Bench
-    contenders: list[Contender]
-
-
 def all_contenders(cuda: bool) -> list[Contender]:
     """Return the rows for this device, fairseq's and CTranslate2's first."""
     others = CTRANSLATE2_ON_GPU if cuda else CTRANSLATE2_ON_CPU
@@ -89,8 +79,8 @@ def all_contenders(cuda: bool) -> list[Contender]:
     return [*searches, *others, *ours]
 
 
-def configure(argv: Sequence[str]) -> Setting:
-    """Parse arguments and load data; models are loaded on first use.
+def configure(argv: Sequence[str]) -> tuple[argparse.Namespace, Bench, list[Contender]]:
+    """Parse arguments and load data; models are loaded on first use. Return options, bench and the chosen rows.
 
     Raises ConfigurationError for a missing file, and an option for a single decoder.
     """
@@ -103,4 +93,4 @@ def configure(argv: Sequence[str]) -> Setting:
     reset_decoder(cfg)
     usual = rows if args.decoders == "all" else CONTENDERS
     contenders = choose(None if args.decoders == "all" else args.decoders, rows, usual, precision(cfg))
-    return Setting(args, Bench(cfg, args.blockwise_path, conversions(args.results), args.sentences), contenders)
+    return args, Bench(cfg, args.blockwise_path, conversions(args.results), args.sentences), contenders

@@ -21,9 +21,8 @@ from fairseq_plugins.benchmarks import measuring
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import Contender
 from fairseq_plugins.benchmarks.setting import reset_decoder
-from fairseq_plugins.benchmarks.sweep_cells import GREEDY, Cell, CellResult, CellResults, grid
 from fairseq_plugins.benchmarks.sweep_journal import Journal, circumstances
-from fairseq_plugins.benchmarks.sweep_tables import as_json, markdown
+from fairseq_plugins.benchmarks.sweep_results import GREEDY, Cell, CellResult, CellResults, as_json, grid, markdown
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.cli import CommandParser, not_negative, positive, positive_list, run_command
 from fairseq_plugins.shared.display import progress_bar

@@ -10,7 +10,7 @@ import torch
 from fairseq import utils
 from omegaconf import DictConfig, OmegaConf
 
-from fairseq_plugins.benchmarks.sweep_cells import Cell, CellResult, CellResults
+from fairseq_plugins.benchmarks.sweep_results import Cell, CellResult, CellResults
 from fairseq_plugins.checkpoint.session import precision
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared import machine

@@ -4,6 +4,7 @@ import math
 import os
 import shutil
 import time
+from argparse import Namespace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,8 @@ def test_nothing_is_captured_while_decoding_is_timed(env: Environment, monkeypat
 
     monkeypatch.setattr(bench, "decode", warm_up)
     monkeypatch.setattr(bench, "decode_timed", watched)
-    measuring.measure(bench, contenders, measuring.Plan((1, 3), env.sentences, 2), None)
+    args = Namespace(timing_batch_sizes=(1, 3), timing_sentences=env.sentences, repeats=2, timing_seconds=0)
+    measuring.measure(bench, contenders, args, None)
     assert recorder.captures > 0 and timed == [0] * 12
 
 

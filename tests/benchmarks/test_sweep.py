@@ -7,18 +7,18 @@ import pytest
 import sacrebleu
 
 from fairseq_plugins.benchmarks import measuring, sweep
-from fairseq_plugins.benchmarks.sweep_cells import (
+from fairseq_plugins.benchmarks.sweep_journal import Journal
+from fairseq_plugins.benchmarks.sweep_results import (
     GREEDY,
     Cell,
     CellResult,
     CellResults,
     fastest,
     grid,
+    markdown,
     pareto_front,
     recommendations,
 )
-from fairseq_plugins.benchmarks.sweep_journal import Journal
-from fairseq_plugins.benchmarks.sweep_tables import markdown
 from fairseq_plugins.errors import ConfigurationError
 from tests.conftest import Corpus
 from tests.errors import refused

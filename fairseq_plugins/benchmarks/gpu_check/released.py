@@ -46,7 +46,8 @@ def random_bench(env: Environment, *options: str) -> Bench:
     """Return a bench with models of random weights, the drafter with the verifier's states."""
     data, verifier, drafter = prepare(env)
     models = [data, "--path", verifier, "--drafter-path", drafter, "--results", str(env.folder / "models")]
-    return configure([*models, *LIMITS, *env.device_options, *options]).bench
+    _, bench, _ = configure([*models, *LIMITS, *env.device_options, *options])
+    return bench
 
 
 def released_benches(env: Environment, precision: str, only_largest: bool = False) -> Iterator[tuple[str, Bench]]:
@@ -58,7 +59,8 @@ def released_benches(env: Environment, precision: str, only_largest: bool = Fals
         models = ["--path", str(folder / "verifier.pt"), "--drafter-path", str(drafter)]
         # The maximum length must not depend on the longest source of a batch.
         options = ["--max-len-a", "0", "--max-len-b", "80", *options_of(precision), *env.device_options]
-        yield folder.name, configure([str(_binarised(env, folder)), *models, *options]).bench
+        _, bench, _ = configure([str(_binarised(env, folder)), *models, *options])
+        yield folder.name, bench
 
 
 def _binarised(env: Environment, folder: Path) -> Path:
