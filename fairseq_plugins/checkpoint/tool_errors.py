@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sys
 import threading
 import traceback
@@ -173,6 +174,13 @@ def _check_checkpoints(error: BaseException, given: Mapping[str, Any]) -> None:
     for option, file in (("--restore-file", restored), (None, os.path.join(given.get("save_dir") or "", restored))):
         if os.path.isfile(file):
             read_state(file, option)
+    other = re.match(r"Cannot load model parameters from checkpoint (.*); please ensure", str(error))
+    if other is not None and isinstance(error.__context__, ConfigurationError):
+        raise error.__context__
+    if other is not None:
+        problem = f"does not fit this training's options and dictionaries ({one_line(error.__context__, 300)})"
+        remedy = "give those of its training, or another {--save-dir}"
+        raise ConfigurationError(None, other[1], problem, remedy)
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_name == "load_model_ensemble_and_task" and isinstance(error, Exception):
             file = frame.f_locals["filename"]

@@ -26,6 +26,7 @@ from fairseq_plugins.decoding.trained_drafter import store_survival
 from fairseq_plugins.errors import ConfigurationError, flag
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
+from fairseq_plugins.shared.parsing import arguments_of_fairseqs_tool
 from fairseq_plugins.shared.workers import check_trains_together, find_worker
 from fairseq_plugins.tasks.decoding import DecodesWithDrafts, drafter_in, native_weights
 from fairseq_plugins.tasks.own_generator import generator_like
@@ -116,6 +117,7 @@ class TrainsDrafters(DecodesWithDrafts):
             check_task(cfg, self, "--path")
         else:
             check_trains_together(find_worker())
+            self._check_validation(cfg)
         model = super().build_model(cfg, from_checkpoint)
         if isinstance(model, BlockNat):
             attention, count = model.decoder.drafter_attention, self._options.blocks_per_sentence
@@ -123,7 +125,18 @@ class TrainsDrafters(DecodesWithDrafts):
                 problem = "with {--drafter-attention full} a pass has one prefix"
                 remedy = "use 1 block or {--drafter-attention prefix-causal}"
                 raise ConfigurationError("--blocks-per-sentence", count, problem, remedy)
+            if not from_checkpoint:
+                self.glancing_ratio(0)  # refuses options before the data is read
         return model
+
+    def _check_validation(self, cfg: Any) -> None:
+        """Raise ConfigurationError for a metric of the best checkpoint that the first validation would miss."""
+        metric = arguments_of_fairseqs_tool().get("best_checkpoint_metric")
+        if metric == "tokens_per_iteration" and _is_drafter(cfg) and self._options.verifier_path is None:
+            remedy = "add {--verifier-path VERIFIER.pt}"
+            raise ConfigurationError("--best-checkpoint-metric", metric, "is measured with the verifier", remedy)
+        if metric == "bleu" and getattr(self._options, "eval_bleu", None) is False:
+            raise ConfigurationError("--best-checkpoint-metric", metric, "is not measured", "add {--eval-bleu}")
 
     def glancing_ratio(self, update: int) -> float:
         """Return the share of wrong predictions to reveal at an update, which changes linearly."""

@@ -14,7 +14,8 @@ from sentencepiece import SentencePieceProcessor
 from fairseq_plugins.checkpoint.tool_errors import explain_in_tool
 from fairseq_plugins.errors import on_command_line
 from fairseq_plugins.shared.cli import run_command
-from tests.support import make_task
+from tests.conftest import TINY, TRAINING, Corpus
+from tests.support import make_task, run_in_process
 
 
 def explained(action: Callable[..., Any], *arguments: object) -> str | None:
@@ -44,6 +45,21 @@ def test_checkpoint_that_cannot_be_read(
     monkeypatch.setattr("sys.argv", f"fairseq-{command}".format(half=half, folder=tmp_path).split())
     message = explained(checkpoint_utils.load_checkpoint_to_cpu, str(half))
     assert message is None if start is None else (message or "").startswith(start.format(half=half))
+
+
+def test_a_training_resumes_its_own_model(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = torch.load(corpus.verifier)
+    state["model"]["encoder.layers.0.fc1.bias"] += 1
+    torch.save(state, tmp_path / "other.pt")
+    command = (
+        f"{corpus.data} --task spec_dec --arch block_nat {TINY} {TRAINING} --criterion glat_loss --max-update 1 "
+        f"--no-save --share-encoder --restore-file {corpus.drafter}"
+    )
+    monkeypatch.setattr("sys.argv", ["fairseq-train", *command.split()])
+    size = explained(run_in_process, "train", f"{command} --verifier-path {corpus.verifier} --block-size 9")
+    assert size is not None and size.startswith(f"{corpus.drafter}: does not fit this training's options")
+    other = explained(run_in_process, "train", f"{command} --verifier-path {tmp_path}/other.pt --block-size 6")
+    assert other is not None and other.startswith("--share-encoder: this drafter was trained on the states of another")
 
 
 def test_missing_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def test_glancing_ratio_falls_and_stays() -> None:
     assert task.glancing_ratio(100) == pytest.approx(0.4)
     assert make_task(glancing_start=0.2, glancing_end=0.2, glancing_updates=None, max_update=0).glancing_ratio(5) == 0.2
     with error_about("--glancing-updates"):
-        make_task(glancing_updates=None, max_update=0).glancing_ratio(1)
+        make_task(glancing_updates=None, max_update=0).build_model(make_args(arch="block_nat"))
 
 
 def build_generator(task: SpecDecTask, models: list, **options: Any) -> Any:
@@ -184,6 +184,17 @@ def test_full_attention_has_one_block_a_pass() -> None:
 def test_blocks_begin_after_a_prefix_on_the_left() -> None:
     with error_about("--left-pad-target"):
         make_task(left_pad_target=True).build_model(make_args(arch="block_nat"))
+
+
+@pytest.mark.parametrize("metric, remedy", [("tokens_per_iteration", "--verifier-path"), ("bleu", "--eval-bleu")])
+def test_the_best_checkpoint_needs_a_metric_that_validation_measures(
+    metric: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fairseq itself fails after the first epoch, before it saves a checkpoint."""
+    command = f"fairseq-train data --task spec_dec --arch block_nat --best-checkpoint-metric {metric}"
+    monkeypatch.setattr("sys.argv", command.split())
+    with refused(f"--best-checkpoint-metric {metric}: .*add {remedy}"):
+        make_task().build_model(make_args(arch="block_nat"))
 
 
 def test_sentences_are_as_long_as_the_verifier_reads(monkeypatch: pytest.MonkeyPatch) -> None:
