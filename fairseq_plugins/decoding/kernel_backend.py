@@ -66,7 +66,7 @@ class KernelBackend(ABC):
         self.module: KernelModule = weights.module
         self.sampling = replace(context.sampling or _NO_SAMPLING, temperature=context.temperature)
         self.beam = context.beam if spec.searches_beams else 0
-        self.max_len = 0  # of an open batch
+        self.max_len = self.eos = 0  # of an open batch
         encoder = weights.encoder(model.encoder)
         if encoder is None and not self.takes_encoded:
             raise Unsupported(f"the encoder is a {type(model.encoder).__name__}")
@@ -145,7 +145,7 @@ class KernelBackend(ABC):
         """
         if not self.encodes:
             raise Unsupported("the encoder has no kernels")
-        self.max_len = constraints.max_len
+        self.max_len, self.eos = constraints.max_len, constraints.eos
         self.generator.open(
             pad=constraints.pad,
             unk=constraints.unk,
@@ -198,7 +198,7 @@ class KernelBackend(ABC):
             return eos_forbidden_error(self.max_len) if is_forbidden_eos else RuntimeError(message)
         if iteration is not None:
             drafted, accepted = iteration
-            return StepOutput(output, drafted, accepted, finished=False)
+            return StepOutput(output, drafted, accepted, finished=output[-1:] == [self.eos])
         return self._decoded_beams([output]) if self.beam else self._decoded([output])
 
     def seconds(self) -> dict[str, float]:

@@ -122,6 +122,7 @@ def test_streams(options: dict[str, Any]) -> None:
         for text in TEXTS:
             steps, expected = list(service.stream(text)), own.translate(text, return_scores=True)
             assert all(isinstance(step, Step) for step in steps) and steps[-1].text == expected.text
+            assert [step.finished for step in steps] == [False] * (len(steps) - 1) + [True]
             assert sum(len(step.tokens) for step in steps) == len(expected.tokens)
         sampling: dict[str, Any] = {"sampling": True, "seed": 5, "temperature": 1.5}
         assert list(service.stream(TEXTS[0], **sampling))[-1].text == own.translate(TEXTS[0], **sampling)
