@@ -30,17 +30,19 @@ class BatchDecoder:
     Args:
         session: the model.
         threads: of a CPU that the calls use; None for torch's number.
+        shares: another decoder of the same model in memory, with which calls take turns: running a model in PyTorch may
+            restore or move its weights.
 
     Attributes:
         max_source_tokens: maximum source length in tokens, with EOS and without a language token.
     """
 
-    def __init__(self, session: TaskSession, threads: int | None) -> None:
+    def __init__(self, session: TaskSession, threads: int | None, shares: "BatchDecoder | None" = None) -> None:
         self._session = session
         self._threads = threads
         self._spec, _ = methods.chosen(session.cfg.task)
         self._generators = Generators(session, self._spec)
-        self._lock = threading.RLock()
+        self._lock = threading.RLock() if shares is None else shares._lock
         usable_in_forks(self)
         self._thread = threading.local()
         # Build a generator, so that options that do not fit the model fail here, not at the first sentence.

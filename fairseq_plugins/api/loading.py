@@ -110,11 +110,11 @@ def with_decoder(model: Model, decoder: str, **options: Unpack[LoadOptions]) -> 
     kept: dict[str, Any] = dict(model._reload.keywords)
     given: Any = {**{name: kept.pop(name) for name in names(LoadArguments)}, "decoder": decoder}
     own = {name: value for name, value in kept.items() if name not in of_methods}
-    return _load(model._session.models, given, {**own, **options})
+    return _load(model, given, {**own, **options})
 
 
-def _load(models: list[Any] | None, given: LoadArguments, options: dict[str, Any]) -> Model:
-    """Load as `load` does, with `models` in place of the verifier's files if they are given."""
+def _load(shares: Model | None, given: LoadArguments, options: dict[str, Any]) -> Model:
+    """Load as `load` does, with the weights of another model in place of the verifier's files if it is given."""
     check_arguments({**given, **options}, LoadArguments)
     task, decoder, precision = given["task"], given["decoder"], given["precision"]
     device, tokenizer, task_options = given["device"], given["tokenizer"], given["task_options"]
@@ -148,12 +148,13 @@ def _load(models: list[Any] | None, given: LoadArguments, options: dict[str, Any
     set_text_tools(cfg, files, tokenizer)
     with quiet_fairseq(), torch.random.fork_rng(devices=[]):  # fairseq initialises weights before it loads them
         session = TaskSession(cfg, index)
-        if models is not None:
-            session.models = models
+        if shares is not None:
+            session.models = shares._session.models
         check_text_tools(session, files.subwords)
         if session.task.source_dictionary is not None:
             _check_subwords(files, session.task.source_dictionary.symbols, tokenizer is not None)
-        model = Model(session, files.languages, given["threads"], partial(load, **_absolute({**given, **options})))
+        reload = partial(load, **_absolute({**given, **options}))
+        model = Model(session, files.languages, given["threads"], reload, shares)
     return model
 
 

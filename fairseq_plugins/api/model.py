@@ -52,8 +52,9 @@ class Model(BatchDecoder):
         languages: tuple[str, str],
         threads: int | None = None,
         reload: Callable[[], "Model"] | None = None,
+        shares: "Model | None" = None,
     ) -> None:
-        super().__init__(session, threads)
+        super().__init__(session, threads, shares)
         self._reload = reload
         self.decoder: str = self._spec.name
         self.is_lossless: bool = self._spec.is_lossless and not session.cfg.task.int8

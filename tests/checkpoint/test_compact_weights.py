@@ -1,6 +1,7 @@
 """Weights that stay in int8 or float16 compute as in fp32, and become ordinary ones for whatever runs in PyTorch."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,10 @@ def test_pytorch_has_ordinary_weights(options: dict[str, Any], int8_folder: Path
 def test_a_second_decoder_shares_the_weights() -> None:
     model = fairseq_plugins.load(RELEASED, device="cpu", decoder="greedy")
     before = model.translate(TEXT)
-    other = with_decoder(model, "beam")
+    with ThreadPoolExecutor(1) as pool:
+        with model._turn():  # making the weights ordinary fails while another thread computes with them
+            made = pool.submit(with_decoder, model, "beam")
+            assert not wait([made], 0.5).done
+        other = made.result(60)
     other.translate(TEXT, beam=1)
     assert not any(compact(model)) and model.translate(TEXT) == before
