@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from fairseq.utils import extract_hard_alignment
 
-from fairseq_plugins.api.generators import configure
+from fairseq_plugins.api.generators import CallSearch, configure
 from fairseq_plugins.api.jobs import Job
 from fairseq_plugins.api.results import RecordedStats, Translation
 from fairseq_plugins.api.sentences import Input
@@ -250,10 +250,18 @@ class WholeBatches:
             for job in () if first.on_step is not None else list(self._waiting):
                 if len(jobs) == first.search.batch_size:
                     break
-                if job.search == first.search and job.on_step is None:
+                if job.on_step is None and self._alike(job) == self._alike(first):
                     jobs.append(job)
                     self._waiting.remove(job)
             return jobs
+
+    def _alike(self, job: Job) -> tuple[CallSearch, int]:
+        """Return what jobs of a batch have in common: options, and the length of the source where outputs depend on it.
+
+        The longest output of a batch depends on its longest source.
+        """
+        depends = job.search.options["max_len_a"] or self._model._session.cfg.generation.match_source_len
+        return job.search, len(job.input.source) if depends else 0
 
     def _decode(self, jobs: list[Job]) -> None:
         model, first = self._model, jobs[0]

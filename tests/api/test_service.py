@@ -95,6 +95,16 @@ def test_translations_are_those_of_translate(decoder: str, options: dict[str, An
             assert time.monotonic() < deadline
 
 
+def test_outputs_of_whole_batches_are_as_long_as_alone() -> None:
+    """The longest output of a batch depends on its longest source."""
+    own = loaded("greedy", no_compiled_steps=True, threads=1)
+    options: dict[str, Any] = {"max_len_a": 0.4, "max_len_b": 1}
+    with own.service() as service:
+        # The first one is decoded alone, and those that come meanwhile together.
+        futures = [service.submit(text, **options) for text in TEXTS * 2]
+        assert [future.result(60).text for future in futures] == [own.translate(text, **options) for text in TEXTS] * 2
+
+
 @pytest.mark.parametrize(
     ("decoder", "options"), [("gad", {}), ("greedy", {"no_compiled_steps": True}), ("fast-beam", {})]
 )
