@@ -17,7 +17,8 @@ Factor = Annotated[float, Meta(ge=0, le=1e6)]
 Power = Annotated[float, Meta(ge=-70, le=70)]
 # Also infinite, which forbids the unknown word, but not NaN.
 Penalty = Annotated[float, Meta(ge=-1e308)]
-Temperature = Annotated[float, Meta(gt=0, le=1e6)]
+# Scores in fp32 that are divided by less overflow.
+Temperature = Annotated[float, Meta(ge=1e-30, le=1e6)]
 
 
 class SearchNumbers(TypedDict, total=False):

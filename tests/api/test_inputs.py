@@ -92,6 +92,7 @@ def test_options_of_calls(options: dict, message: str) -> None:
         ({"task": None}, "task: give text, not None"),
         ({"task_options": "a"}, 'task_options="a": give a dict or None, not str'),
         ({"lenpen": 2000}, "lenpen=2000: give a number of at most 70"),
+        ({"temperature": 1e-38}, "temperature=1e-38: give a number of at least 1e-30"),
         ({"min_len": -1}, "min_len=-1: give a whole number of at least 0"),
     ],
 )
