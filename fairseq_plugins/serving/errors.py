@@ -16,7 +16,8 @@ class RequestError(HTTPException):
 
     def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
         headers = None if retry_after is None else {"Retry-After": str(retry_after)}
-        super().__init__(status, message, headers)
+        # Halves of characters, which a request may have in JSON, have no bytes in UTF-8.
+        super().__init__(status, message.encode(errors="backslashreplace").decode(), headers)
 
 
 def as_request_error(error: BaseException) -> RequestError:

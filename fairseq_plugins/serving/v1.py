@@ -118,8 +118,13 @@ def router(server: "Server") -> APIRouter:
 
         sentences = [{"source": sentence, "separator": separator} for pairs in cut for sentence, separator in pairs]
         yield ServerSentEvent(event="begin", data={"sentences": sentences})
+
+        def on_end(work: asyncio.Future[list[Result]]) -> None:
+            work.cancelled() or work.exception()  # else asyncio logs it, with its text, if the client has left
+            steps.put_nowait(None)
+
         work = asyncio.ensure_future(job.translate(cut, on_step))
-        work.add_done_callback(lambda _: steps.put_nowait(None))
+        work.add_done_callback(on_end)
         try:
             deadline = started + server.settings.timeout
             while (item := await asyncio.wait_for(steps.get(), deadline - time.perf_counter())) is not None:

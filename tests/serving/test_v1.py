@@ -106,6 +106,7 @@ def test_stream(client: Client, served: ServedModel) -> None:
     ("changes", "message"),
     [
         ({"target": "ru"}, "ru is not supported"),
+        ({"target": "\ud800"}, "\\ud800 is not supported"),
         ({"text": None}, "text"),
         ({"txt": "x"}, "txt: no such field; did you mean text?"),
         ({"beam": 5}, "beam: no such field; give it in options"),
