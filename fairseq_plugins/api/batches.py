@@ -24,14 +24,31 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.forks import usable_in_forks
 
 
+class WeightsInMemory:
+    """Weights that several decoders may share, with a lock.
+
+    Whoever builds a generator has it, which may move the weights; so has whoever computes with them in PyTorch while
+    another decoder may be built.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        usable_in_forks(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class BatchDecoder:
     """Decodes with one model. Calls of several threads take turns batch by batch.
 
     Args:
         session: the model.
         threads: of a CPU that the calls use; None for torch's number.
-        shares: another decoder of the same model in memory, with which calls take turns: running a model in PyTorch may
-            restore or move its weights.
+        shares: another decoder of the same model in memory.
 
     Attributes:
         max_source_tokens: maximum source length in tokens, with EOS and without a language token.
@@ -42,7 +59,8 @@ class BatchDecoder:
         self._threads = threads
         self._spec, _ = methods.chosen(session.cfg.task)
         self._generators = Generators(session, self._spec)
-        self._lock = threading.RLock() if shares is None else shares._lock
+        self._lock = threading.RLock()
+        self._weights = WeightsInMemory() if shares is None else shares._weights
         usable_in_forks(self)
         self._thread = threading.local()
         # Build a generator, so that options that do not fit the model fail here, not at the first sentence.
@@ -110,18 +128,23 @@ class BatchDecoder:
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Hold the lock, and set torch to the model's number of threads."""
-        with self._lock:
-            before = torch.get_num_threads()
+        with self._lock, self._own_threads():
+            yield
+
+    @contextmanager
+    def _own_threads(self) -> Iterator[None]:
+        """Set torch to the model's number of threads; its threads have numbers of their own."""
+        before = torch.get_num_threads()
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
+        try:
+            yield
+        finally:
             if self._threads is not None:
-                torch.set_num_threads(self._threads)
-            try:
-                yield
-            finally:
-                if self._threads is not None:
-                    torch.set_num_threads(before)
+                torch.set_num_threads(before)
 
     def _take(self, search: CallSearch) -> Any:
-        with self._turn():
+        with self._turn(), self._weights:
             generator = self._generators.take(search)
         if isinstance(generator, DraftVerifyGenerator):
             generator.stats = RecordedStats(self._spec.name)
@@ -184,7 +207,8 @@ class BatchDecoder:
         self, generator: Any, inputs: Sequence[Input], search: CallSearch
     ) -> Iterator[tuple[int, Translation]]:
         sample = self._sample(inputs)
-        getattr(generator, "backend", None)  # set up before the clock starts
+        with self._weights:
+            getattr(generator, "backend", None)  # set up before the clock starts
         started = time.perf_counter()
         hypotheses = self._session.decode(generator, sample)
         self.statistics.seconds += time.perf_counter() - started
@@ -197,6 +221,8 @@ class BatchDecoder:
     def _stream(self, source: Input, search: CallSearch) -> Generator[Step, None, Translation]:
         """Decode a sentence; yield each iteration, and return the translation."""
         generator = self._take(search)
+        with self._turn(), self._weights:
+            getattr(generator, "backend", None)
         statistics = self._thread.statistics = CallStatistics()
         iterations = self._session.steps(generator, self._sample([source]))
         output: list[int] = []

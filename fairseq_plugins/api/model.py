@@ -76,7 +76,7 @@ class Model(BatchDecoder):
         """Name of the backend and why it was chosen: "native: the compiled kernels ..."."""
         if self._spec.build is None:
             return "fairseq: its own beam search"
-        with self._turn():
+        with self._turn(), self._weights:
             generator = self._take(self._generators.search({}))
             backend: Backend = generator.backend
             self._give_back(generator)

@@ -15,6 +15,7 @@ from fairseq_plugins.api.generators import CallSearch, configure
 from fairseq_plugins.api.jobs import Job
 from fairseq_plugins.api.results import RecordedStats, Translation
 from fairseq_plugins.api.sentences import Input
+from fairseq_plugins.checkpoint.compact_weights import restore
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.decoded import Decoded, StepOutput
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
@@ -42,7 +43,7 @@ class ContinuousEngine:
         self._numbers = itertools.count()
         self._jobs: dict[int, Job] = {}
         self._is_closed = False
-        with model._turn():
+        with model._turn(), model._weights:
             generator = model._generators.batch_invariant(max_beam)
             if not isinstance(generator, DraftVerifyGenerator):
                 raise Unsupported("fairseq's own search")
@@ -162,6 +163,8 @@ class ContinuousEngine:
             self._end(job)
 
     def _end(self, job: Job) -> None:
+        if job.future.done():  # cancelled while others were aligned
+            return
         try:
             job.end(self._translation(job))
         except Exception as error:  # of a text that cannot be joined, or a model that aligns nothing
@@ -180,7 +183,9 @@ class ContinuousEngine:
         best = best[: search.num_hypotheses]
         if search.alignments:
             symbols = self._generator.pad, self._generator.eos
-            with model._turn():
+            # No turn of the model's: a call would hold up all translations that are to be aligned.
+            with model._weights, model._own_threads():
+                restore(self._generator.model.models)
                 align(
                     self._generator.model.models,
                     job.sample,

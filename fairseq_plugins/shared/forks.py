@@ -18,9 +18,8 @@ def usable_in_forks(owner: Any) -> None:
 
 
 def _renew() -> None:
-    renewed: dict[Any, Any] = {}  # owners may share a lock
     for owner in _owners:
-        owner._lock = renewed.setdefault(owner._lock, threading.RLock())
+        owner._lock = threading.RLock()
         if hasattr(owner, "_threads"):
             owner._threads = 1
 

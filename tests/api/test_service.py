@@ -2,13 +2,14 @@
 
 import copy
 import pickle
+import threading
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
 
-from fairseq_plugins.api import Model, Service, ServiceClosed, ServiceFull, Step
+from fairseq_plugins.api import Model, Service, ServiceClosed, ServiceFull, Step, service_engines
 from tests.api.released import loaded
 from tests.errors import refused
 
@@ -185,6 +186,27 @@ def test_leaving_a_stream_drops_its_sentence(service: Service) -> None:
     assert next(steps).text and service.sentences == 1
     steps.close()  # type: ignore[attr-defined]
     assert service.sentences == 0
+
+
+def test_only_sentences_that_are_awaited_hold_up_alignments(
+    service: Service, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with model._turn():  # as during a call
+        assert service.submit(TEXTS[0], alignments=True).result(60).alignment
+    has_begun, may_end, aligned = threading.Event(), threading.Event(), []
+
+    def slow(*_: Any) -> None:
+        has_begun.set()
+        aligned.append(may_end.wait(60))
+
+    monkeypatch.setattr(service_engines, "align", slow)
+    first = service.submit(TEXTS[0], alignments=True)
+    assert has_begun.wait(60)
+    left, last = (service.submit(TEXTS[0], alignments=True) for _ in range(2))
+    service.submit(TEXTS[0], min_len=100, max_len_b=100).result(60)  # the shorter ones have been decoded before
+    assert left.cancel()
+    may_end.set()
+    assert first.result(60).text == last.result(60).text and aligned == [True, True]
 
 
 def test_an_error_of_a_callers_function_harms_its_sentence_only(service: Service) -> None:

@@ -100,7 +100,7 @@ def test_a_second_decoder_shares_the_weights() -> None:
     model = fairseq_plugins.load(RELEASED, device="cpu", decoder="greedy")
     before = model.translate(TEXT)
     with ThreadPoolExecutor(1) as pool:
-        with model._turn():  # making the weights ordinary fails while another thread computes with them
+        with model._weights:  # making the weights ordinary fails while another thread computes with them
             made = pool.submit(with_decoder, model, "beam")
             assert not wait([made], 0.5).done
         other = made.result(60)
