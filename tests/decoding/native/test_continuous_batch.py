@@ -254,6 +254,20 @@ def test_an_error_of_one_sentence_harms_no_other(decoder: str) -> None:
         assert output is None and "NaN" in error[0] and not error[1]
 
 
+def test_threads_take_places_that_others_leave_after_an_error() -> None:
+    """A sentence that ends when it is decoded again is done with its place, which another thread's may take at once."""
+    model = make_transformer(make_task(VOCABULARY), 1)
+    model.encoder.embed_tokens.weight.data[BROKEN] = torch.nan
+    call = Call(Options("greedy"), [model])
+    one = {**sentences(call, 1)[0], "max_len": 1, "min_len": 1, "prefix": [], "noise_key": []}
+    made = opened(call, threads=2, max_sentences=12)
+    for number in range(6000):
+        admit(made, number, {**one, "source": [5, BROKEN if number % 3 == 0 else 9, EOS]})
+    events = events_until(made, 6000)
+    assert sorted(number for number, *_ in events) == list(range(6000))
+    assert all((error is not None) == (number % 3 == 0) for number, _, _, error in events)
+
+
 def test_cancelling_while_sentences_are_decoded_again_after_an_error() -> None:
     model = make_transformer(make_task(VOCABULARY), 1)
     model.encoder.embed_tokens.weight.data[BROKEN] = torch.nan

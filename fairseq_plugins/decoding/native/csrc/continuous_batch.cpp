@@ -223,10 +223,13 @@ void ContinuousBatch::retry_alone(const std::vector<int64_t>& sentences) {
         try {
             const std::unique_ptr<SearchWorker> worker = make_worker();
             begin(*worker, {b}, 1);
+            bool goes_on = true;
             do {
                 worker->iterate();
-            } while (!report({b}).empty() && !is_dropped(b));
-            if (!batch.finished[b]) push({}, {b});
+                goes_on = !report({b}).empty();
+            } while (goes_on && !is_dropped(b));
+            // The slot of a sentence that has ended may be another's by now.
+            if (goes_on) push({}, {b});
         } catch (...) {
             Event event;
             event.id = slots[b].id;
