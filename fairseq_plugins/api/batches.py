@@ -60,7 +60,7 @@ class BatchDecoder:
         self._spec, _ = methods.chosen(session.cfg.task)
         self._generators = Generators(session, self._spec)
         self._lock = threading.RLock()
-        self._weights = WeightsInMemory() if shares is None else shares._weights
+        self._weights: WeightsInMemory = WeightsInMemory() if shares is None else shares._weights
         usable_in_forks(self)
         self._thread = threading.local()
         # Build a generator, so that options that do not fit the model fail here, not at the first sentence.

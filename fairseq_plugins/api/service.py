@@ -134,8 +134,10 @@ class Service:
         engine = next(engine for engine in self._engines if engine.takes(job))
         try:
             engine.admit(job)
-        except BaseException:
+        except BaseException as error:
             self._forget(job)
+            if self._is_closed:  # meanwhile
+                raise ServiceClosed("the service is closed") from error
             raise
         job.future.add_done_callback(lambda future: self._ended(job, engine, future))
         return job.future

@@ -96,9 +96,9 @@ class ContinuousEngine:
     def close(self) -> None:
         self._is_closed = True
         self._backend.generator.close()
-        self._aligner.shutdown(cancel_futures=True)
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join()  # before the aligner ends, to which it passes sentences
+        self._aligner.shutdown(cancel_futures=True)
 
     def _request(self, sentence: Input) -> tuple[dict[str, Any], Constraints, int]:
         """Return the arguments of a backend for a sentence, with the prefix and first token of the task."""

@@ -1,9 +1,11 @@
 """The process of a server: uvicorn, which finishes running requests after a signal, for a bounded time."""
 
 import logging
+import signal
 import threading
 from collections.abc import Sequence
 from socket import socket
+from types import FrameType
 
 import uvicorn
 
@@ -51,6 +53,14 @@ class Process(uvicorn.Server):
     def has_no_model(self) -> bool:
         """Whether none of the models can be loaded."""
         return all(model.state == "broken" for model in self._models)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End after running requests; at a second Ctrl+C answer them 503 at once, at a third one end at once."""
+        if sig == signal.SIGINT and self._captured_signals.count(sig) == 1:
+            self._captured_signals.append(sig)
+            threading.Thread(target=self._close).start()
+        else:
+            super().handle_exit(sig, frame)
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to end: after a signal, or without a model that could ever translate."""

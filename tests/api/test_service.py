@@ -238,6 +238,19 @@ def test_an_error_of_a_batch_harms_the_sentence_that_has_it_only(monkeypatch: py
         assert len({future.result(30).text for future in (*futures[:2], futures[3])}) == 1
 
 
+def test_closing_while_a_sentence_is_submitted(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = model.service()
+    admit = service._engines[0].admit
+
+    def late(job: Any) -> None:
+        service.close()
+        admit(job)
+
+    monkeypatch.setattr(service._engines[0], "admit", late)
+    with pytest.raises(ServiceClosed):
+        service.submit(TEXTS[0])
+
+
 def test_closing_waits_and_then_drops(model: Model) -> None:
     service = model.service()
     short = service.submit(TEXTS[0])

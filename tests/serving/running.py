@@ -21,8 +21,8 @@ FOLDER = REPOSITORY / "checkpoints" / "multi30k.en-de"
 class Client:
     """Requests to a server at 127.0.0.1."""
 
-    def __init__(self, port: int) -> None:
-        self.port = port
+    def __init__(self, port: int, server: Process | None = None) -> None:
+        self.port, self.server = port, server
         self.url = f"http://127.0.0.1:{port}"
 
     def ask(
@@ -86,9 +86,9 @@ class Client:
 
 
 @contextmanager
-def serving(models: list[ServedModel], settings: Settings) -> Iterator[Client]:
+def serving(models: list[ServedModel], settings: Settings, grace: float = 0.3) -> Iterator[Client]:
     """Serve models in a thread, once all of them have been loaded or are broken."""
-    server = Process(models, settings, grace=0.3)
+    server = Process(models, settings, grace=grace)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     deadline = time.monotonic() + 500
@@ -96,7 +96,7 @@ def serving(models: list[ServedModel], settings: Settings) -> Iterator[Client]:
         assert time.monotonic() < deadline and thread.is_alive()
         time.sleep(0.02)
     try:
-        yield Client(server.servers[0].sockets[0].getsockname()[1])
+        yield Client(server.servers[0].sockets[0].getsockname()[1], server)
     finally:
         server.should_exit = True
         thread.join(30)

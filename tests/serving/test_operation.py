@@ -1,6 +1,7 @@
 """Keys, limits, faults, clients that leave, and the log."""
 
 import logging
+import signal
 import socket
 import threading
 from typing import Any
@@ -188,3 +189,15 @@ def test_requests_during_loading_and_at_the_end(monkeypatch: pytest.MonkeyPatch)
     # The server has waited 0.3 seconds, and then dropped the sentences.
     answer = held.recv(1000)
     assert b" 503 " in answer and b"shutting down" in answer + held.recv(1000)
+
+
+def test_a_second_interrupt_drops_what_runs() -> None:
+    own = ServedModel(str(FOLDER), threads=1)
+    with serving([own], Settings(), grace=1000) as client:
+        held = client.send("/v1/translate", LONG)
+        client.wait_until(lambda: own.sentences == 8)
+        assert client.server is not None
+        for _ in range(2):
+            client.server.handle_exit(signal.SIGINT, None)
+        answer = held.recv(1000)
+        assert b" 503 " in answer and b"shutting down" in answer + held.recv(1000)
