@@ -15,7 +15,7 @@ from torch import distributed
 
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.process.ending import FAILED, set_failed
-from fairseq_plugins.process.output import PARENT, say
+from fairseq_plugins.process.output import PARENT, READER_IS_GONE, say
 from fairseq_plugins.shared.files import HeldByAnother
 
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
@@ -138,6 +138,7 @@ def start_processes(count: int, module: str, argv: Sequence[str]) -> None:
 
     Raises:
         ConfigurationError: if one of them failed, which has printed its own error.
+        SystemExit: if the reader of the output of one has ended (`| head`), and no other failed.
     """
     sys.stdout.flush()
     threads = max(1, len(os.sched_getaffinity(0)) // count)
@@ -158,10 +159,13 @@ def start_processes(count: int, module: str, argv: Sequence[str]) -> None:
             process.wait()
     if FAILED in statuses:
         set_failed()
-    failed = [status for status in statuses if status not in (0, FAILED)]
+    failed = [status for status in statuses if status not in (0, FAILED, READER_IS_GONE)]
     if failed:
-        signals = sorted({str(signal.strsignal(-status)) for status in failed if status < 0})
+        numbers = {-status if status < 0 else status - 128 for status in failed} & signal.valid_signals()
+        signals = sorted(str(signal.strsignal(number)) for number in numbers)
         reason = f"ended by a signal ({', '.join(signals)})" if signals else "for the reason given above"
         problem = f"{len(failed)} of {count} processes failed, {reason}"
         remedy = "mend it and run the same command again: what is finished is kept"
         raise ConfigurationError(None, None, problem, remedy)
+    if READER_IS_GONE in statuses:
+        raise SystemExit(READER_IS_GONE)

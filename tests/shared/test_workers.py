@@ -39,7 +39,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ([0, 1], ""),
         ([2, 0], "1 of 2 processes failed, for the reason given above;"),
-        ([130, 1], "1 of 2 processes failed, for the reason given above;"),
+        ([130, 1], "1 of 2 processes failed, ended by a signal (Interrupt);"),
+        ([2, 141], "1 of 2 processes failed, for the reason given above;"),
         ([-9, 0], "1 of 2 processes failed, ended by a signal (Killed);"),
         ([-9, -34], "2 of 2 processes failed, ended by a signal (Killed, Real-time signal 0);"),
     ],
@@ -54,6 +55,14 @@ def test_processes_that_fail(
     status = run_command("spec-dec-x", lambda argv: start_processes(2, "worker", argv), [])
     assert status == (2 if message else 0) and message in capsys.readouterr().err
     assert ending._has_failed == (1 in statuses)
+
+
+def test_processes_whose_reader_has_ended(module: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They say nothing, and neither does this one."""
+    module.write_text("import os\nos._exit(141 * int(os.environ['RANK']))")
+    with pytest.raises(SystemExit, match="141"):
+        run_command("spec-dec-x", lambda argv: start_processes(2, "worker", argv), [])
+    assert capsys.readouterr().err == ""
 
 
 def test_processes_import_nothing_of_the_current_folder(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
