@@ -24,6 +24,8 @@ _KNOWN = (
     ("_generate", "min_len cannot be larger", "--min-len", "longer than the longest output allowed", "lower it or "
      "raise {--max-len-b}"),
     ("literal_eval", "", "--model-overrides", "is no dictionary of Python", "give one such as {'dropout': 0.1}"),
+    ("post_process", "Unknown post_process", "--post-process", "is none that fairseq knows", "give subword_nmt or "
+     "sentencepiece"),
     ("step", "selected index k out of range", "--sampling-topk", "more than the vocabulary has", "lower it"),
     ("__init__", "num_workers option should be", "--num-workers", "give a whole number of at least 0", ""),
     ("convert_namespace_to_omegaconf", r"tokenizer\.(source|target)_lang=null", "--tokenizer", "needs the languages",

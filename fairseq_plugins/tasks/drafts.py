@@ -57,19 +57,21 @@ class TaskDrafts:
         if not is_one_run and not task.datasets:
             raise ConfigurationError("--drafts", paths, "is for fairseq's commands", "give translate(drafts=...)")
         self._paths, self._task = paths.split(":"), task
+        # fairseq-generate adds words of outputs to the dictionary, with --remove-bpe.
+        self._indices = dict(task.target_dictionary.indices)
         self._files: DraftFiles | None = None
 
     def __call__(self, sample: Mapping[str, Any]) -> list[list[list[int]]]:
         """Return the token ids of each sentence's drafts; raise ConfigurationError for a file that does not fit."""
-        dictionary = self._task.target_dictionary
         if self._files is None:
             sentences, of = None, ""
             for subset, dataset in self._task.datasets.items():  # none in fairseq-interactive
                 sentences, of = len(dataset), f"--gen-subset {subset}"
             self._files = DraftFiles(self._paths, sentences, of)
-            self._files.check(self._cut, dictionary.__contains__)
+            self._files.check(self._cut, self._indices.__contains__)
         drafts = [self._files.tokens(number, self._cut) for number in sample["id"].tolist()]
-        return [[[dictionary.index(token) for token in draft] for draft in of_sentence] for of_sentence in drafts]
+        unknown = self._task.target_dictionary.unk()
+        return [[[self._indices.get(token, unknown) for token in draft] for draft in of_line] for of_line in drafts]
 
     def _cut(self, line: str) -> list[str]:
         for tool in getattr(self._task, "text_tools", ()):

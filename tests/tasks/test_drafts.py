@@ -60,6 +60,15 @@ def test_files_that_do_not_fit_are_refused(corpus: Corpus, tmp_path: Path) -> No
         generate(corpus, "--task spec_dec --decoder reuse")
 
 
+@pytest.mark.parametrize("kernels", ["", "--no-compiled-steps"])
+def test_words_of_outputs_are_no_subwords(corpus: Corpus, greedy: list[str], tmp_path: Path, kernels: str) -> None:
+    """With --remove-bpe fairseq adds the words of earlier outputs to the dictionary: drafts may contain them, too."""
+    words, joined = tmp_path / "words.tgt", [line.replace(" ", "") for line in greedy]
+    words.write_text(f"{'BA ' * len(greedy)}{' '.join(joined)}\n" * len(greedy))
+    options = f"--task spec_dec --decoder reuse --drafts {words} --remove-bpe letter {kernels}"
+    assert hypotheses(generate(corpus, options)) == joined
+
+
 def interact(corpus: Corpus, options: str) -> str:
     files = f"--input {corpus.text}/test.src --buffer-size 7 --batch-size 3"
     return generate(corpus, f"--task spec_dec --decoder reuse --fixed-width {files} {options}", "interactive")
