@@ -67,15 +67,17 @@ def drafted_tokens(drafter: BlockNat, block_size: int | None) -> int:
 
 
 def trained_drafter(
-    context: MethodContext, options: TrainedDrafterOptions, reads_log_probs: bool = False
+    context: MethodContext, options: TrainedDrafterOptions, is_exact: bool = True, reads_log_probs: bool = False
 ) -> FeatureDrafter | NatDrafter:
-    """Make the drafter of a context; acceptance may depend on its scores (`reads_log_probs`), not only on tokens."""
+    """Make the drafter of a context.
+
+    Unless acceptance `is_exact` the output depends on the drafts, and may on their scores (`reads_log_probs`).
+    """
     model = context.drafter
     assert model is not None
     vocabulary = draft_vocabulary(model.decoder.target_counts, options.draft_vocabulary)
     draft_options = DraftOptions(reads_log_probs, context.is_traced, vocabulary, context.sampling)
-    # Drafts are verified, so they need not be batch-invariant.
-    engine = replace(context.engine, batch_invariant=False)
+    engine = replace(context.engine, batch_invariant=context.engine.batch_invariant and not is_exact)
     kind = FeatureDrafter if model.reads_features else NatDrafter
     return kind(model, drafted_tokens(model, options.block_size), engine, draft_options)
 

@@ -129,22 +129,29 @@ def test_blockwise_heads(engine: str, identity: bool) -> None:
         assert bits(together) == expected
 
 
-@pytest.mark.parametrize("attention", ["prefix-causal", "full"])
-@pytest.mark.parametrize("engine", [name for name, (_, dtype) in ENGINES.items() if dtype.itemsize == 4], indirect=True)
-def test_masks_beyond_the_maximum_length_are_not_seen(engine: str, attention: str) -> None:
-    """Where not only exact drafts are accepted, the output shows what masks a row saw; other rows may need more.
-
-    In half precision the rounding of drafts depends on the batch.
-    """
-    make, _ = ENGINES[engine]
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"drafter_attention": "prefix-causal"},
+        {"drafter_attention": "full"},
+        {"drafter_context": "features", "transition_rank": 3, "transition_state": 5},
+    ],
+    ids=lambda kind: "-".join(map(str, kind.values())),
+)
+def test_masks_beyond_the_maximum_length_are_not_seen(engine: str, kind: dict[str, Any]) -> None:
+    """Where not only exact drafts are accepted, the output shows what masks a row saw; other rows may need more."""
+    make, dtype = ENGINES[engine]
     task = make_task(100)
-    verifier, drafter = make_transformer(task, 1), make_drafter(task, 6, 6, drafter_attention=attention)
+    verifier = make_transformer(task, 1)
+    drafter = make_drafter(task, 6, 6, verifier, **kind)
     for layer in drafter.decoder.layers:
         layer.self_attn.out_proj.weight.data *= 10
     drafter.decoder.output_projection.weight.data[task.target_dictionary.eos()] *= 3
+    for model in (verifier, drafter):
+        model.to(dtype)
     sample, search = make_sample(task, [5, 1, 0, 17, 9, 3, 4, 12, 2, 8], 2), {"max_len_b": 14, "min_len": 5}
     methods = [(verifier, Options("gad++", 6, top_beta=30, tau=4.0))]
-    if "kernels" not in engine:
+    if "kernels" not in engine and not drafter.reads_features:
         methods.append((drafter, Options("nat", 6)))
     for model, how in methods:
         expected = alone([model], task, sample, make, how, model=drafter, **search)

@@ -87,7 +87,7 @@ def _build_kernels(context: MethodContext, options: ExactOptions) -> KernelMetho
 
 
 def _build_relaxed(context: MethodContext, options: RelaxedOptions) -> Method:
-    drafter = trained_drafter(context, options, reads_log_probs=options.accept_score == "drafter")
+    drafter = trained_drafter(context, options, is_exact=False, reads_log_probs=options.accept_score == "drafter")
     return draft_and_verify(context, drafter, TopBeta(options.top_beta, options.tau, options.accept_score))
 
 
