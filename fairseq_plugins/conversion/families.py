@@ -126,6 +126,12 @@ class Config:
                 raise ConfigurationError(
                     None, self.file, f"d_model {self['d_model']} has no {heads} equal heads", "copy it again"
                 )
+        pad, start = self["pad_token_id"], self["decoder_start_token_id"]
+        if not self.family.stored_positions and (pad != 1 or start == pad):
+            # Hugging Face's sinusoids begin after the padding's id, and tokens after a padding at its position.
+            problem = f"pad_token_id {pad} and decoder_start_token_id {start} give tokens other positions than fairseq's"
+            remedy = "models are converted whose pad_token_id is 1, and their decoder_start_token_id another"
+            raise ConfigurationError(None, self.file, problem, remedy)
         if self["model_type"] == "mbart" and self.is_untied:
             raise ConfigurationError(
                 None,

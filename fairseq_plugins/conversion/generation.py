@@ -152,8 +152,8 @@ def _options(file: Path, settings: dict[str, Any], positions: int) -> dict[str, 
     except WrongValue as error:
         problem = f"{error.name} is {settings[error.name]!r:.60}"
         raise ConfigurationError(None, file, problem, error.remedy) from error
-    # Hugging Face counts the first token of the decoder's input, and EOS.
-    least = max(numbers.get("min_length", 0) - 1, numbers.get("min_new_tokens", 0), 0)
+    # Lengths count the first token of the decoder's input, and EOS; numbers of new tokens take precedence.
+    least = numbers.get("min_new_tokens", max(numbers.get("min_length", 0) - 1, 0))
     options: dict[str, Any] = {"min_len": least}
     longest = numbers.get("max_new_tokens") or numbers.get("max_length", 0) - 1
     if longest > 0:

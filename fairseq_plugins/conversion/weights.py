@@ -35,8 +35,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         ConfigurationError: for a missing or truncated file, and for integers and NaN.
     """
     names = ["model.safetensors"]
-    index = first_of(folder, "model.safetensors.index.json")
-    if index is not None:
+    index = first_of(folder, *names, "model.safetensors.index.json")  # transformers, too, reads the first of them
+    if index is not None and index.suffix == ".json":
         listed: _Index = read_json(index, _Index)
         names = [Path(name).name for name in sorted(set(listed["weight_map"].values()))]
     weights: dict[str, Tensor] = {}
@@ -150,5 +150,5 @@ def _positions(weights: dict[str, Tensor], config: Config, side: str) -> Tensor:
         # Sines, then cosines, of wavelengths in steps of 2 / D (Vaswani et al. 2017); fairseq's steps are wider.
         rates = 10000.0 ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
         angles = torch.arange(count, dtype=torch.float64)[:, None] / rates
-        rows = torch.cat([angles.sin(), angles.cos()], 1).float()
+        rows = torch.cat([angles.sin(), angles.cos()], 1)[:, :width].float()
     return torch.cat([rows.new_zeros(_FIRST_POSITION, width), rows])

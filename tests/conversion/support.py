@@ -72,7 +72,7 @@ def save_model(name: str, folder: Path, **changed: Any) -> Any:
     kind, settings = MODELS[name]
     model_class = CLASSES[kind]
     config = model_class.config_class(
-        vocab_size=SIZE, d_model=32, max_position_embeddings=64, **{**SIZES, **settings, **changed}
+        vocab_size=SIZE, max_position_embeddings=64, **{"d_model": 32, **SIZES, **settings, **changed}
     )
     torch.manual_seed(3)
     model = model_class(config)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 import fairseq_plugins
 from fairseq_plugins.api.sentences import Input
 from fairseq_plugins.conversion import cli
+from fairseq_plugins.conversion.convert import convert as convert_folder
 from fairseq_plugins.conversion.vocabulary import SPECIAL, read_names
 from fairseq_plugins.errors import ConfigurationError
 from tests.conversion.support import (
@@ -169,6 +170,25 @@ def test_shards_are_read(tmp_path: Path) -> None:
     convert(tmp_path / "hf", tmp_path / "sharded")
     whole, sharded = (torch.load(tmp_path / name / "verifier.pt")["model"] for name in ("whole", "sharded"))
     assert whole.keys() == sharded.keys() and all(torch.equal(whole[name], sharded[name]) for name in whole)
+    # transformers reads model.safetensors where both are there.
+    save_file({name: value + 1 for name, value in original.state_dict().items()}, tmp_path / "hf/model.safetensors")
+    convert(tmp_path / "hf", tmp_path / "both")
+    assert not torch.equal(torch.load(tmp_path / "both/verifier.pt")["model"]["encoder.layers.0.fc1.bias"],
+                           whole["encoder.layers.0.fc1.bias"])  # fmt: skip
+
+
+def test_sinusoids_of_an_odd_width(tmp_path: Path) -> None:
+    odd = {"d_model": 27, "encoder_attention_heads": 3, "decoder_attention_heads": 1}
+    original = save_model("marian", tmp_path / "hf", **odd)
+    expected = generated(original, "marian", max_new_tokens=LONGEST, forced_eos_token_id=None)
+    assert converted("marian", convert(tmp_path / "hf", tmp_path / "out"), max_len_b=LONGEST) == expected
+
+
+@pytest.mark.parametrize("ids", [{"pad_token_id": 4}, {"decoder_start_token_id": 1}])
+def test_sinusoids_that_begin_elsewhere_are_refused(ids: dict[str, int], tmp_path: Path) -> None:
+    save_model("m2m100", tmp_path / "hf", **ids)
+    with refused("config.json: pad_token_id . and decoder_start_token_id . give tokens other positions"):
+        convert_folder(tmp_path / "hf", tmp_path / "out")
 
 
 def test_languages_and_the_mask_follow_the_pieces(tmp_path: Path) -> None:

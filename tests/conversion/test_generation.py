@@ -28,6 +28,7 @@ HONOURED: list[dict[str, Any]] = [
     {"max_new_tokens": 7, "forced_eos_token_id": "eos"},
     {"min_length": 12, "max_length": 24},
     {"min_new_tokens": 8, "max_length": 24},
+    {"min_new_tokens": 1, "min_length": 12, "max_length": 24},
     {"no_repeat_ngram_size": 2, "max_length": 30},
     {"no_repeat_ngram_size": 3, "max_length": 20, "num_beams": 4, "length_penalty": 2.0},
     {"suppress_tokens": [*range(5, 40)], "max_length": 20},
