@@ -53,6 +53,11 @@ def run(argv: Sequence[str]) -> None:
     if args.ignore and not is_hugging_face(source):
         problem = f"{source} has no settings of Hugging Face"
         raise ConfigurationError("--ignore", args.ignore[0], problem, "leave it out")
+    is_pair = args.int8 and not is_hugging_face(source) and not LoadSettings.read(source).languages
+    for option, language in (("--source-lang", args.source_lang), ("--target-lang", args.target_lang)):
+        if language is not None and not is_pair:
+            problem = "is for {--int8} and a folder of fairseq's with one pair of languages"
+            raise ConfigurationError(option, language, problem, "leave it out")
     if not args.int8:
         convert(source, target, args.ignore)
     elif is_hugging_face(source):

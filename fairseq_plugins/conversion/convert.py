@@ -90,9 +90,6 @@ def _settings_of(config: Config, vocabulary: Vocabulary, ignored: Collection[str
     options = generation_options(config, vocabulary.names, ignored)
     if config["model_type"] == "bart":
         options["source_first_token"] = "<s>"
-        is_forced = config.values.get("forced_bos_token_id") == config["bos_token_id"]
-        if is_forced and "forced_bos_token_id" not in ignored:
-            options["forced_first_token"] = "<s>"
     languages = {}
     if config["model_type"] in ("m2m_100", "mbart"):
         for symbol in vocabulary.symbols:

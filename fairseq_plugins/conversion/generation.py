@@ -95,7 +95,10 @@ def generation_options(model: Config, names: Mapping[int, str], ignored: Collect
         named = ", ".join(f"{name:.60} {settings[name]!r:.40}" for name in refused)
         problem = f"{named} would not be honoured, and outputs would differ from Hugging Face's"
         raise ConfigurationError(None, file, problem, f"to go on: spec-dec-convert {folder} OUT {options}")
-    return {**_options(file, settings, model["max_position_embeddings"]), **_suppressed(file, settings, config, names)}
+    options = {**_options(file, settings, model["max_position_embeddings"]), **_suppressed(file, settings, config, names)}
+    if model["model_type"] == "bart" and "forced_bos_token_id" in settings:
+        options["forced_first_token"] = "<s>"
+    return options
 
 
 def _changes_output(name: str, value: Any, config: dict[str, Any]) -> bool:

@@ -141,7 +141,8 @@ def check_origin(file: Path, made_from: dict[str, Any]) -> None:
     origin = read_origin(file)
     other = [name for name in {**expected, **origin} if expected.get(name) != origin.get(name)]
     if other:
-        problem = f"was made from other {', '.join(other)}"
+        named = ", ".join(f"other {name}" if name.endswith("s") else f"another {name}" for name in other)
+        problem = f"was made from {named}"
         raise ConfigurationError(None, file, problem, "remove it or choose another {--output}")
 
 

@@ -123,7 +123,7 @@ def test_resumes(tmp_path: Path) -> None:
         assert len(_measure_all(cells, journal, fail_at=3)) == 3
     with open(journal.file, "a", encoding="utf-8") as file:
         file.write('{"cell": {')
-    with refused("cells.jsonl.partial: was made from other verifier; remove it or choose another --output"):
+    with refused("cells.jsonl.partial: was made from another verifier; remove it or choose another --output"):
         Journal(tmp_path, {"verifier": "b"})
     with Journal(tmp_path, made_of) as journal:
         assert len(journal.results) == 3

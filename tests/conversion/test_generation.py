@@ -49,6 +49,17 @@ def test_outputs_are_those_of_generate(name: str, settings: dict[str, Any], tmp_
     assert len({tuple(one) for one in expected}) > 7
 
 
+def test_config_json_does_not_count_beside_it(tmp_path: Path) -> None:
+    model = save_model("bart-free", tmp_path / "hf")
+    config = json.loads((tmp_path / "hf/config.json").read_text())
+    settings = {"forced_bos_token_id": 0, "max_length": 5, "suppress_tokens": [*range(5, 40)]}
+    (tmp_path / "hf/config.json").write_text(json.dumps({**config, **settings}))
+    assert cli.main([str(tmp_path / "hf"), str(tmp_path / "out")]) == 0
+    model = type(model).from_pretrained(tmp_path / "hf").eval()
+    expected = generated(model, "bart-free", max_new_tokens=20, forced_eos_token_id=None)
+    assert converted("bart-free", tmp_path / "out", max_len_b=20) == expected
+
+
 REFUSED: dict[str, Any] = {
     "do_sample": True,
     "repetition_penalty": 1.2,

@@ -128,6 +128,18 @@ def test_what_is_refused(int8: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("int8", [[], ["--int8"]])
+def test_languages_without_effect_are_refused(
+    int8: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    for option in ("--source-lang", "--target-lang"):
+        assert cli.main([str(folder), str(tmp_path / "out"), *int8, option, "en"]) == 2
+        assert f"error: {option} en: is for --int8 and a folder of fairseq's" in capsys.readouterr().err
+
+
 def test_other_calls_in_a_checkpoint_are_refused(tmp_path: Path) -> None:
     weight = Int8Weight(torch.ones(2, 3))
     for wrong in (weight.rounded.float(), weight.rounded[0]):

@@ -256,8 +256,8 @@ def test_shards_of_something_else(
 ) -> None:
     decode_again = ["decode", corpus.data, "--output", copy, "--cpu"]
     path = ["--path", corpus.verifier]
-    refused("was made from other decoder; ", capsys, *decode_again, *path)
-    refused("was made from other lenpen; ", capsys, *decode_again, *path, "--decoder", "greedy", "--lenpen", "2")
+    refused("was made from another decoder; ", capsys, *decode_again, *path)
+    refused("was made from another lenpen; ", capsys, *decode_again, *path, "--decoder", "greedy", "--lenpen", "2")
     other_path = ["--decoder", "greedy", "--path", corpus.own_encoder]
     refused("was made from other checkpoints; ", capsys, *decode_again, *other_path)
     refused("--num-shards 2: ", capsys, *decode_again, *path, "--num-shards", "2")
@@ -265,11 +265,11 @@ def test_shards_of_something_else(
     refused("; give at least as many", capsys, "decode", corpus.data, *small, *path, "--decoder", "greedy")
     other = ["--shards", copy, "--destdir", tmp_path / "out"]
     refused("made from other data or dictionaries", capsys, "merge", corpus.other_data, *other)
-    refused("was made from other precision; ", capsys, *decode_again, *path, "--decoder", "greedy", "--fp16")
-    refused("was made from other int8; ", capsys, *decode_again, *path, "--decoder", "greedy", "--int8")
+    refused("was made from another precision; ", capsys, *decode_again, *path, "--decoder", "greedy", "--fp16")
+    refused("was made from another int8; ", capsys, *decode_again, *path, "--decoder", "greedy", "--int8")
     partial, shard = copy / "valid.0-of-3.tsv", ("--num-shards", "3", "--shard-id", "0")
     partial.rename(copy / "valid.0-of-3.tsv.partial")
-    refused("was made from other decoder", capsys, *decode_again, *path, "--gen-subset", "valid", *shard)
+    refused("was made from another decoder", capsys, *decode_again, *path, "--gen-subset", "valid", *shard)
     for file in copy.glob("train.*"):
         file.write_text('{"text": "of another command"}\n')
     refused("made from other data or dictionaries", capsys, "merge", corpus.data, *other)
@@ -283,8 +283,8 @@ def test_shards_of_another_drafter_or_rule(corpus: Corpus, tmp_path: Path, capsy
     relaxed = [*common, "--decoder", "gad++", "--top-beta", "3", "--tau"]
     decode(corpus, tmp_path / "relaxed", *relaxed, "1", "--drafter-path", str(corpus.own_encoder))
     again = ["decode", corpus.data, "--path", corpus.verifier, "--cpu", "--output", tmp_path / "relaxed", *relaxed]
-    refused("was made from other drafting; ", capsys, *again, "2", "--drafter-path", corpus.own_encoder)
-    refused("was made from other drafter; ", capsys, *again, "1", "--drafter-path", corpus.drafter)
+    refused("was made from another drafting; ", capsys, *again, "2", "--drafter-path", corpus.own_encoder)
+    refused("was made from another drafter; ", capsys, *again, "1", "--drafter-path", corpus.drafter)
     missing = tmp_path / "none.pt"
     refused(f"--drafter-path {missing}: no such file", capsys, *again, "1", "--drafter-path", missing)
 

@@ -133,7 +133,7 @@ def test_goes_on_where_it_was(
     partial.write_text("\n".join([origin, *done, expected[3][:4]]), encoding="utf-8")
 
     assert translate(text, "--set", "lenpen=0.5") == 2
-    assert f"{partial}: was made from other set; remove it or choose another --output" in capsys.readouterr().err
+    assert f"{partial}: was made from another set; remove it or choose another --output" in capsys.readouterr().err
 
     assert translate(text) == 0
     assert "resuming after 3 of 5 lines" in capsys.readouterr().err
