@@ -21,6 +21,7 @@ from fairseq_plugins.errors import ConfigurationError
 
 BATCH_SIZE = 32
 _DEFAULT_BEAM = 5  # as in fairseq-generate
+_KINDS = 8  # of generators that a model keeps
 
 # Attributes of fairseq's generators for these options; a generator reads them for every batch.
 _ATTRIBUTES = {"lenpen": "len_penalty", "unkpen": "unk_penalty", "unnormalized": "normalize_scores"}
@@ -60,7 +61,7 @@ class Generators:
 
     def __init__(self, session: TaskSession, spec: MethodSpec) -> None:
         self._session, self._spec = session, spec
-        # Generators not in use, by what `_kind` returns. An unfinished stream keeps its own.
+        # Generators not in use, by what `_kind` returns, used last at the end. An unfinished stream keeps its own.
         self._idle: dict[tuple[Any, ...], list[Any]] = {}
         self._defaults = {name: session.cfg.generation[name] for name in _OPTIONS}
         self._drawing = {name: session.cfg.generation[name] for name in _DRAWING}
@@ -139,7 +140,9 @@ class Generators:
     def take(self, search: CallSearch) -> Any:
         """Return an unused generator, set to the options of this call."""
         kind = self._kind(search)
-        idle = self._idle.setdefault(kind, [])
+        idle = self._idle[kind] = self._idle.pop(kind, [])
+        for unused in list(self._idle)[:-_KINDS]:  # else each new temperature would take memory for good
+            del self._idle[unused]
         generator = idle.pop() if idle else self._build(search)
         generator.kind = kind
         configure(generator, search)
@@ -167,7 +170,7 @@ class Generators:
 
     def give_back(self, generator: Any) -> None:
         """Return a generator to the pool."""
-        self._idle[generator.kind].append(generator)
+        self._idle.setdefault(generator.kind, []).append(generator)
 
 
 def configure(generator: Any, search: CallSearch) -> None:

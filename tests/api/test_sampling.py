@@ -1,8 +1,10 @@
 """Sampling through the API and the commands."""
 
+import gc
 import json
 from pathlib import Path
 
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.translation.cli import run
 from tests.api.released import CLDR, loaded
 from tests.errors import refused
@@ -30,6 +32,21 @@ def test_samples_do_not_depend_on_decoder_and_batch() -> None:
     for wrong, named in (({"sampling_topk": 3}, "sampling.topk 3"), ({"seed": "x"}, "seed x")):
         with refused(named):
             model.translate("week", **wrong)
+
+
+def test_each_temperature_does_not_take_memory_for_good() -> None:
+    def alive() -> int:
+        gc.collect()
+        return sum(isinstance(one, DraftVerifyGenerator) for one in gc.get_objects())
+
+    model = loaded(folder=CLDR)
+    before, expected = alive(), model.translate(TEXTS[1])
+    stream = model.stream(TEXTS[1])
+    steps = [next(stream)]
+    for number in range(20):
+        model.translate("week", sampling=True, temperature=1 + number / 100)
+    assert [*steps, *stream][-1].text == model.translate(TEXTS[1]) == expected
+    assert alive() - before < 12
 
 
 def test_commands_sample_by_line_and_sentence(tmp_path: Path) -> None:
