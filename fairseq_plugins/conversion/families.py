@@ -128,8 +128,8 @@ class Config:
                 )
         pad, start = self["pad_token_id"], self["decoder_start_token_id"]
         if not self.family.stored_positions and (pad != 1 or start == pad):
-            # Hugging Face's sinusoids begin after the padding's id, and tokens after a padding at its position.
-            problem = f"pad_token_id {pad} and decoder_start_token_id {start} give tokens other positions than fairseq's"
+            # Hugging Face's sinusoids begin after the padding's id, and a padding has none; fairseq's begin after 1.
+            problem = f"pad_token_id {pad} and decoder_start_token_id {start} give tokens other positions"
             remedy = "models are converted whose pad_token_id is 1, and their decoder_start_token_id another"
             raise ConfigurationError(None, self.file, problem, remedy)
         if self["model_type"] == "mbart" and self.is_untied:

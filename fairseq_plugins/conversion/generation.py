@@ -95,10 +95,12 @@ def generation_options(model: Config, names: Mapping[int, str], ignored: Collect
         named = ", ".join(f"{name:.60} {settings[name]!r:.40}" for name in refused)
         problem = f"{named} would not be honoured, and outputs would differ from Hugging Face's"
         raise ConfigurationError(None, file, problem, f"to go on: spec-dec-convert {folder} OUT {options}")
-    options = {**_options(file, settings, model["max_position_embeddings"]), **_suppressed(file, settings, config, names)}
-    if model["model_type"] == "bart" and "forced_bos_token_id" in settings:
-        options["forced_first_token"] = "<s>"
-    return options
+    is_forced = model["model_type"] == "bart" and "forced_bos_token_id" in settings
+    return {
+        **_options(file, settings, model["max_position_embeddings"]),
+        **_suppressed(file, settings, config, names),
+        **({"forced_first_token": "<s>"} if is_forced else {}),
+    }
 
 
 def _changes_output(name: str, value: Any, config: dict[str, Any]) -> bool:
