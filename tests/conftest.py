@@ -6,6 +6,7 @@ Nothing here imports torch at once: the process that hands tests out to others d
 import gc
 import os
 import random
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,6 +132,14 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of quick console commands, to be put first on PATH."""
     owner = os.getppid() if SPREAD else os.getpid()
     return made_once(tmp_path_factory, "commands", lambda folder: command_server.start(folder, owner)) / "bin"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the repository, as far as recipes need it, so that their outputs go elsewhere."""
+    shutil.copytree(command_server.REPOSITORY / "train_scripts", tmp_path / "train_scripts")
+    (tmp_path / "fairseq_plugins").symlink_to(command_server.REPOSITORY / "fairseq_plugins")
+    return tmp_path
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

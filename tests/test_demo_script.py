@@ -5,68 +5,26 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-WORDS = "ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf".split()
+from tests.test_recipes import environment, run, write_text
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 
 
-def _environment(**variables: str) -> dict[str, str]:
-    scripts = str(Path(sys.executable).parent)
-    inherited = {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    return {
-        **{k: v for k, v in os.environ.items() if k not in ("DATA", "NAME", "TEST")},
-        **inherited,
-        **variables,
-    }
-
-
-def quick(programs: Path) -> dict[str, str]:
-    """Variables that let a script take the commands of this folder (see `command_server`)."""
-    return {"PATH": os.pathsep.join([str(programs), _environment()["PATH"]])}
-
-
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A copy of the repository, as far as the recipe needs it, so that its outputs go elsewhere."""
-    for part in ("train_scripts", "fairseq_plugins"):
-        (tmp_path / part).symlink_to(ROOT / part)
-    return tmp_path
-
-
-def _write_text(folder: Path, name: str, lines: list[str]) -> None:
-    folder.mkdir(exist_ok=True)
-    for language in ("en", "de"):
-        (folder / f"{name}.{language}").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-
-
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    """A folder of raw text with sets named as in Multi30k."""
-    folder = tmp_path / "text"
-    lines = [" ".join(WORDS[i % 7 : i % 7 + 2 + i % 4]) + ("." if i % 3 else "!") for i in range(60)]
-    for name, count in (("train", 60), ("val", 16), ("test_2016", 8)):
-        _write_text(folder, name, lines[:count])
-    return folder
+    """A folder of raw text."""
+    write_text(tmp_path / "text", "en de")
+    return tmp_path / "text"
 
 
-def run_recipe(name: str, checkout: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a script of train_scripts in a copy of the repository."""
-    return subprocess.run(
-        ["bash", f"train_scripts/{name}"],
-        cwd=checkout, env=_environment(**variables), capture_output=True, text=True, timeout=500,
-    )  # fmt: skip
-
-
-def demo(checkout: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def demo(checkout: Path, programs: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the demo."""
-    return run_recipe("demo.sh", checkout, **variables)
+    return run(checkout, "demo", programs=programs, **variables)
 
 
 # ---------------------------------------------------------------------------------------- bad input
@@ -104,10 +62,10 @@ def test_bad_text(checkout: Path, text: Path) -> None:
 
     original = (text / "val.de").read_text(encoding="utf-8")
     (text / "val.de").write_text(original + "mehr\n", encoding="utf-8")
-    refused("text/val.en has 16 lines but ")
-    (text / "val.de").write_text(" \n" * 16, encoding="utf-8")
+    refused("text/val.en has 8 lines but ")
+    (text / "val.de").write_text(" \n" * 8, encoding="utf-8")
     refused("text/val.de: has no text; ")
-    (text / "val.de").write_bytes(b"\xff\xfe\n" * 16)
+    (text / "val.de").write_bytes(b"\xff\xfe\n" * 8)
     refused("text/val.de: not UTF-8; ")
     (text / "val.de").unlink()
     refused("text/val.de: no such file, but val.en is there; ")
@@ -115,7 +73,9 @@ def test_bad_text(checkout: Path, text: Path) -> None:
     refused("text/val.de: not a readable file; ")
     (text / "val.de").rmdir()
     (text / "val.de").write_text(original.removesuffix("\n"), encoding="utf-8")  # as good as any
-    _write_text(text, "test_2017", ["zwei"])
+    for name in ("test.en", "test.de"):
+        (text / name).rename(text / name.replace("test", "test_2016"))
+        (text / name.replace("test", "test_2017")).write_text("zwei\n")
     refused("several test sets (test_2016 test_2017); choose one: TEST=test_2016")
 
 
@@ -125,7 +85,7 @@ SMALL = {
     "VOCABULARY": "60", "LAYERS": "1", "DRAFTER_LAYERS": "1", "WIDTH": "16", "FFN_WIDTH": "16", "HEADS": "2",
     "VERIFIER_EPOCHS": "2", "DRAFTER_EPOCHS": "2", "BLOCK_SIZE": "3", "BLOCKWISE_EPOCHS": "2", "BLOCKWISE_HEADS": "3",
     "SAVE_INTERVAL_UPDATES": "1", "LOG_INTERVAL": "1", "REPEATS": "1", "TIMING_SENTENCES": "2", "GPUS": "0",
-    "TEST_SENTENCES": "7",
+    "TEST_SENTENCES": "5",
 }  # fmt: skip
 
 
@@ -133,20 +93,20 @@ def _killed_at_every_stage(checkout: Path, variables: dict[str, str]) -> list[st
     """Run the demo until it ends, killed with all that it started in every stage once; the stages."""
     stages: list[str] = []
     while True:
-        run = subprocess.Popen(
+        process = subprocess.Popen(
             ["bash", "train_scripts/demo.sh"],
-            cwd=checkout, env=_environment(**variables), start_new_session=True, stdout=subprocess.PIPE, text=True
+            cwd=checkout, env=variables, start_new_session=True, stdout=subprocess.PIPE, text=True
         )  # fmt: skip
-        assert run.stdout is not None
-        for line in run.stdout:
+        assert process.stdout is not None
+        for line in process.stdout:
             if line.startswith("[....]") and line not in stages:
                 # Sometimes at once, sometimes in the middle.
                 time.sleep(0.15 * (len(stages) % 4))
                 stages.append(line)
-                os.killpg(run.pid, signal.SIGKILL)
+                os.killpg(process.pid, signal.SIGKILL)
                 break
-        run.stdout.close()
-        if run.wait() != -signal.SIGKILL:
+        process.stdout.close()
+        if process.wait() != -signal.SIGKILL:
             return stages
 
 
@@ -154,13 +114,13 @@ def _killed_at_every_stage(checkout: Path, variables: dict[str, str]) -> list[st
 def test_whole_recipe_goes_on_after_being_killed(checkout: Path, text: Path, programs: Path) -> None:
     variables = {"DATA": "text", "NAME": "small.en-de", **SMALL}
     models, results = checkout / "checkpoints/small.en-de", checkout / "results/small.en-de"
-    stages = _killed_at_every_stage(checkout, {**variables, **quick(programs)})
+    stages = _killed_at_every_stage(checkout, environment(programs, **variables))
     named = " ".join(stages)
     for part in ("subwords", "train the verifier", "drafter", "compare decoders"):
         assert part in named
     assert len(stages) >= 6, stages
 
-    again = demo(checkout, **variables, **quick(programs))
+    again = demo(checkout, programs, **variables)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "[have] cut into subwords" in again.stdout
     assert re.search("^decoder +BLEU +same as beam 1", again.stdout, re.MULTILINE)
@@ -168,7 +128,7 @@ def test_whole_recipe_goes_on_after_being_killed(checkout: Path, text: Path, pro
     assert len(lines) == len(set(lines))
     rows = lines[next(number for number, line in enumerate(lines) if line.startswith("decoder ")) :]
     assert max(map(len, rows)) <= 100
-    assert re.search(r"^gad +[\d.]+ +7 of 7 ", again.stdout, re.MULTILINE)
+    assert re.search(r"^gad +[\d.]+ +5 of 5 ", again.stdout, re.MULTILINE)
     assert "[done]" not in again.stdout and "[....]" not in again.stdout
     for model in ("verifier", "drafter", "blockwise"):
         assert (models / f"{model}.pt").exists()
@@ -178,7 +138,7 @@ def test_whole_recipe_goes_on_after_being_killed(checkout: Path, text: Path, pro
     table = (results / "table.md").read_text(encoding="utf-8")
     rows = {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ")}
     for lossless in ("gad", "blockwise", "iad", "jacobi", "gs-jacobi", "hybrid-jacobi"):
-        assert "7 of 7" in rows[lossless]
+        assert "5 of 5" in rows[lossless]
     # A killed merge leaves its folder, which nothing removes by its name.
     left = {path.name for path in checkout.rglob("*.partial*")}
     assert all(name.startswith("distilled.partial.") for name in left), left

@@ -4,7 +4,6 @@ A block of commands is indented by four spaces; a backslash continues a line. Co
 machine are checked without running them, as far as possible. No command is skipped without a reason.
 """
 
-import os
 import re
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 
 from tests.conftest import Corpus
 from tests.support import REPOSITORY
-from tests.test_demo_script import quick
+from tests.test_recipes import environment
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 
@@ -92,10 +91,8 @@ def test_pages_have_commands() -> None:
 
 def run_line(line: str, folder: Path, programs: Path) -> str:
     """Run a command in a shell; return its output."""
-    environment = {**os.environ, **quick(programs), "PYTHONPATH": str(REPOSITORY)}
-    run = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", line], cwd=folder, env=environment, capture_output=True, text=True
-    )
+    command = ["bash", "-o", "pipefail", "-c", line]
+    run = subprocess.run(command, cwd=folder, env=environment(programs), capture_output=True, text=True)
     assert run.returncode == 0, f"{line}\n{run.stdout[-2000:]}{run.stderr[-2000:]}"
     return run.stdout
 

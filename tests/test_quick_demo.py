@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import REPOSITORY
-from tests.test_demo_script import quick, run_recipe
+from tests.test_recipes import run
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 
@@ -24,8 +24,8 @@ def test_quick_demo(tmp_path: Path, programs: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     for model in ("ua-gec", "cldr.en-de"):
         (tmp_path / "checkpoints" / model).symlink_to(REPOSITORY / "checkpoints" / model)
-    run = run_recipe("quick_demo.sh", tmp_path, **SMALL, **quick(programs))
-    assert run.returncode == 0, run.stdout + run.stderr
+    done = run(tmp_path, "quick_demo", programs=programs, **SMALL)
+    assert done.returncode == 0, done.stdout + done.stderr
     for decoder, same in (
         ("greedy", "6 of 6"),
         ("gad", "6 of 6"),
@@ -34,9 +34,9 @@ def test_quick_demo(tmp_path: Path, programs: Path) -> None:
         ("gad", "4 of 4"),
     ):
         row = rf"^{decoder} +[\d.]+ +{same} +\d+\.\d\d +\d+\.\d +[\d.-]+ +[\d.-]+$"
-        assert re.search(row, run.stdout, re.MULTILINE), run.stdout
-    assert "epoch 1" in run.stdout and "Finished in" in run.stdout
+        assert re.search(row, done.stdout, re.MULTILINE), done.stdout
+    assert "epoch 1" in done.stdout and "Finished in" in done.stdout
     assert (tmp_path / "results/demo/trace.html").stat().st_size > 10_000
     assert (tmp_path / "checkpoints/demo/training/checkpoint_last.pt").is_file()
-    refused = run_recipe("quick_demo.sh", tmp_path, TEACHER="none")
+    refused = run(tmp_path, "quick_demo", TEACHER="none")
     assert refused.stderr.startswith("error: checkpoints/none/verifier.pt: ")

@@ -47,14 +47,6 @@ TINY = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A copy of the repository, as far as recipes need it, so that their outputs go elsewhere."""
-    shutil.copytree(REPOSITORY / "train_scripts", tmp_path / "train_scripts")
-    (tmp_path / "fairseq_plugins").symlink_to(REPOSITORY / "fairseq_plugins")
-    return tmp_path
-
-
 def write_text(folder: Path, languages: str) -> None:
     """Sets of text in which the target is nearly the source."""
     generator = random.Random(1)
@@ -69,17 +61,26 @@ def write_text(folder: Path, languages: str) -> None:
     (folder / "mono").write_text("".join(mono), encoding="utf-8")
 
 
-def run(
-    checkout: Path, recipe: str, *arguments: str, programs: Path | None = None, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """Run a recipe in a checkout."""
-    path = [str(programs)] if programs is not None else []
-    path += [str(Path(sys.executable).parent), os.environ["PATH"]]
+def environment(programs: Path | None = None, **variables: str) -> dict[str, str]:
+    """Return the variables of a script; `programs` is a folder of quick commands (see `command_server`)."""
+    path = [*([] if programs is None else [str(programs)]), str(Path(sys.executable).parent), os.environ["PATH"]]
     inherited = {name: value for name, value in os.environ.items() if name not in ("DATA", "NAME", "TEST", "BART")}
     more = {"PATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    return {**inherited, **more, **variables}
+
+
+def run(
+    checkout: Path,
+    recipe: str,
+    *arguments: str,
+    programs: Path | None = None,
+    folder: Path | None = None,
+    **variables: str,
+) -> subprocess.CompletedProcess[str]:
+    """Run a recipe of a checkout, in its folder or another."""
     return subprocess.run(
-        ["bash", str(checkout / f"train_scripts/{recipe}.sh"), *arguments],
-        cwd=checkout, env={**inherited, **more, **variables}, capture_output=True, text=True, timeout=300,
+        ["bash", str(checkout / f"train_scripts/{recipe}.sh"), *arguments], cwd=folder or checkout,
+        env=environment(programs, **variables), capture_output=True, text=True, timeout=500,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_server import REPOSITORY
+from tests.test_recipes import run as recipe
 from train_scripts.runner.recipe import advice, later_work, recommended
 from train_scripts.runner.settings import Settings, batch, read_settings, trainer
 from train_scripts.runner.stages import RecipeError
@@ -269,6 +270,9 @@ def test_recommended_settings(tmp_path: Path) -> None:
     assert recommended(tmp_path / "none.json") == {}
 
 
+ANYWHERE = {"GPUS": "0", "PYTHONPATH": ""}
+
+
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """A clone whose path has spaces."""
@@ -278,40 +282,30 @@ def clone(tmp_path: Path) -> Path:
     return root
 
 
-def recipe(script: Path, folder: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a recipe from some folder."""
-    left = {name: value for name, value in os.environ.items() if name not in ("DATA", "NAME", "TEST", "BART")}
-    path = os.pathsep.join([variables.pop("PATH", ""), str(Path(sys.executable).parent), os.environ["PATH"]])
-    return subprocess.run(
-        ["bash", str(script), *options], cwd=folder, env={**left, "GPUS": "0", **variables, "PATH": path},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-
-
 def test_a_recipe_starts_from_anywhere(clone: Path, tmp_path: Path) -> None:
     (tmp_path / "my text").mkdir()
     for name in ("train", "valid", "test"):
         for language in ("en", "de"):
             (tmp_path / f"my text/{name}.{language}").write_text("ein zwei\n")
-    variables = {"DATA": "my text", "BART": "my text", "TEACHER": "my text/train.en", "NAME": "x"}
-    result = recipe(clone / "train_scripts/multi30k.sh", tmp_path, "--only", "text", **variables)
+    variables = {**ANYWHERE, "DATA": "my text", "BART": "my text", "TEACHER": "my text/train.en", "NAME": "x"}
+    result = recipe(clone, "multi30k", "--only", "text", folder=tmp_path, **variables)
     assert result.returncode == 0, result.stderr
     assert (clone / "data-bin/x/raw/valid.de").read_text() == "ein zwei\n"
-    result = recipe(clone / "train_scripts/multi30k.sh", tmp_path, "--dry-run", **variables, SUBWORDS="gpt2")
+    result = recipe(clone, "multi30k", "--dry-run", folder=tmp_path, **variables, SUBWORDS="gpt2")
     assert f"--gpt2-vocab-bpe '{tmp_path}/my text/vocab.bpe'" in result.stdout
 
 
 def test_slurm_runs_a_copy_of_the_recipe(clone: Path, tmp_path: Path) -> None:
     """scontrol knows which file it is, whatever folder the job was sent from."""
-    copy, programs = tmp_path / "spool/slurm_script", tmp_path / "programs"
+    copy, programs = tmp_path / "spool/train_scripts/slurm_script.sh", tmp_path / "programs"
     programs.mkdir()
-    copy.parent.mkdir()
+    copy.parent.mkdir(parents=True)
     shutil.copy(clone / "train_scripts/multi30k.sh", copy)
     command = f"   Command={clone}/train_scripts/multi30k.sh --dry-run\n"
     (tmp_path / "job").write_text(f"JobId=7 JobName=multi30k\n{command}   WorkDir=/\n\nJobId=8\n{command}")
     (programs / "scontrol").write_text(f"#!/bin/sh\n[ \"$*\" = 'show job 7' ] && cat '{tmp_path}/job'\n")
     (programs / "scontrol").chmod(0o755)
-    result = recipe(copy, tmp_path, "--dry-run", SLURM_JOB_ID="7", PATH=str(programs))
+    result = recipe(tmp_path / "spool", "slurm_script", "--dry-run", programs=programs, SLURM_JOB_ID="7", **ANYWHERE)
     assert result.returncode == 0, result.stderr
     assert "--recipe train_scripts/multi30k.sh" in result.stdout
 
@@ -319,7 +313,7 @@ def test_slurm_runs_a_copy_of_the_recipe(clone: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("stage", ["decode", "sweep", "test", "table"])
 def test_what_comes_first_is_said(clone: Path, stage: str) -> None:
     """The last three also where the models are there, as in a clone of this repository."""
-    result = recipe(clone / "train_scripts/multi30k.sh", clone, "--only", stage)
+    result = recipe(clone, "multi30k", "--only", stage, **ANYWHERE)
     assert result.stderr == (
         f"error: stage {stage}: data-bin/multi30k.en-de/dict.de.txt is missing; "
         "the stage binarise comes first: --only binarise\n"
