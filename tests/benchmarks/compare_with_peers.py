@@ -1,20 +1,18 @@
 """Time our decoders beside transformers, CTranslate2, ONNX Runtime and OpenVINO: one thread, on a CPU.
 
     OMP_NUM_THREADS=1 python -m tests.benchmarks.compare_with_peers [--model nllb] [--batch-size N] [--beam N]
-        [--folder FOLDER] [--runtime onnxruntime=PYTHON] [--runtime "openvino int8=PYTHON"] [--rows "greedy,openvino"]
+        [--folder FOLDER] [--runtime onnxruntime=PYTHON] [--runtime "openvino int8=PYTHON"]
 
 The model is a random one of NLLB's architecture in the size of Transformer-base (--model nllb: of NLLB-600M, with
-64,000 words), saved by transformers, converted by spec-dec-convert, and from there by CTranslate2. Its outputs repeat
-tokens, which prompt lookup copies; `iad` copies the source. --half rounds the weights to float16, as in models that
-were saved in half precision. --folder keeps the converted models for later runs with the same --model and --half.
+64,000 words), saved by transformers, converted by spec-dec-convert, and from there by CTranslate2. --folder keeps the
+converted models for later runs with the same --model.
 
 optimum, which runs models of transformers on ONNX Runtime and OpenVINO, needs an older transformers than ours. So
 --runtime names the Python of an environment of its own (`pip install "optimum-onnx[onnxruntime]"`, `pip install
 "optimum-intel[openvino]"`).
 
 Every row decodes the same sentences to the same length. Rows take turns, and the median of the passes counts. The
-output says whose token ids are those of the first row, and how fast `greedy` reads the decoder's weights, next to what
-a core can read.
+output says whose token ids are those of the first row.
 """
 
 import argparse
@@ -70,8 +68,8 @@ SHAPES = {"base": Shape(32000, 6, 512, 8), "nllb": Shape(64000, 12, 1024, 16)}
 
 
 @torch.no_grad()
-def save_model(folder: Path, shape: Shape, half: bool = False) -> None:
-    """Save a random model, rounded to float16 if `half`."""
+def save_model(folder: Path, shape: Shape) -> None:
+    """Save a random model."""
     kind = CLASSES["M2M100ForConditionalGeneration"]
     config = kind.config_class(
         vocab_size=shape.words,
@@ -85,42 +83,17 @@ def save_model(folder: Path, shape: Shape, half: bool = False) -> None:
     for name, weight in model.named_parameters():
         if ".layers." in name and weight.dim() == 2:
             weight.normal_(std=0.1)
-        if half:
-            weight.copy_(weight.half())
     model.save_pretrained(folder)
     (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(shape.names)}))
-
-
-def bytes_of_step(folder: Path, half: bool) -> int:
-    """Return the bytes of the weights that a step of our decoder reads: without the keys and values of the source.
-
-    Weights that were rounded to float16 are read as such, the vocabulary projection in int8.
-    """
-    model = CLASSES["M2M100ForConditionalGeneration"].from_pretrained(folder)
-    layers = model.get_decoder().layers.named_parameters()
-    once = ("encoder_attn.k_proj", "encoder_attn.v_proj")
-    sizes = (weight.numel() for name, weight in layers if not any(part in name for part in once))
-    return (2 if half else 4) * sum(sizes) + int(model.get_output_embeddings().weight.numel())
-
-
-def read_rate() -> float:
-    """Return how many bytes a second a core reads from memory, in a sum over 512 MiB."""
-    numbers = torch.ones(128 * 2**20)
-    best = float("inf")
-    for _ in range(10):
-        start = time.perf_counter()
-        numbers.sum()
-        best = min(best, time.perf_counter() - start)
-    return numbers.nbytes / best
 
 
 class Runtime:
     """Decodes with transformers' `generate` in a process of its own."""
 
-    def __init__(self, python: str, folder: Path, name: str, shape: Shape, beam: int, **options: Any) -> None:
+    def __init__(self, python: str, folder: Path, name: str, shape: Shape, beam: int) -> None:
         self.source, target = shape.languages
         bad = {"bad_words_ids": [[PAD]], "forced_bos_token_id": target}
-        self.options = {"num_beams": beam, "max_new_tokens": LONGEST, **bad, **options}
+        self.options = {"num_beams": beam, "max_new_tokens": LONGEST, **bad}
         command = [python, str(WORKER), str(folder), name]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._read("ready\n")
@@ -191,26 +164,21 @@ def contenders(folder: Path, shape: Shape, args: argparse.Namespace) -> dict[str
     """Return what loads each row, by name."""
     optimum = partial(Runtime, folder=folder, shape=shape, beam=args.beam)
     rows: dict[str, Callable[[], Decode]] = {"transformers": partial(optimum, sys.executable, name="transformers")}
-    if args.beam == 1 and args.batch_size == 1:
-        lookup = "transformers prompt_lookup_num_tokens=5"
-        rows[lookup] = partial(optimum, sys.executable, name="transformers", prompt_lookup_num_tokens=5)
     for runtime in args.runtime:
         name, _, python = runtime.partition("=")
         rows[name] = partial(optimum, python, name=name)
     for name, compute_type in (("CTranslate2", "float32"), ("CTranslate2 int8", "int8")):
         rows[name] = partial(ctranslate, folder, shape, args.beam, compute_type)
-    for decoder in ("greedy", "iad") if args.beam == 1 else ("fast-beam",):
-        rows[decoder] = partial(own, folder, shape, args.beam, decoder)
-        rows[f"{decoder} int8"] = partial(own, folder, shape, args.beam, decoder, int8=True)
+    decoder = "greedy" if args.beam == 1 else "fast-beam"
+    rows[decoder] = partial(own, folder, shape, args.beam, decoder)
+    rows[f"{decoder} int8"] = partial(own, folder, shape, args.beam, decoder, int8=True)
     return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="base")
-    parser.add_argument("--half", action="store_true", help="round weights to float16")
     parser.add_argument("--folder", type=Path, help="where converted models are kept")
-    parser.add_argument("--rows", help="the rows to time, with commas between; default: all")
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--beam", type=int, default=1)
     parser.add_argument("--sentences", type=int, default=16)
@@ -225,10 +193,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
         if not (folder / "out").exists():
-            save_model(folder / "hf", shape, args.half)
+            save_model(folder / "hf", shape)
             convert_to_fairseq(folder / "hf", folder / "out")
-        loaders = contenders(folder, shape, args)
-        rows = {name: loaders[name]() for name in (args.rows.split(",") if args.rows else loaders)}
+        rows = {name: load() for name, load in contenders(folder, shape, args).items()}
         outputs = {name: [ids for batch in batches for ids in decode(batch)] for name, decode in rows.items()}
         passes: dict[str, list[float]] = {name: [] for name in rows}
         for _ in range(args.passes):
@@ -237,9 +204,6 @@ def main() -> None:
                 for batch in batches:
                     decode(batch)
                 passes[name].append(time.perf_counter() - start)
-        of_step = (
-            bytes_of_step(folder / "hf", args.half) if args.beam == args.batch_size == 1 and "greedy" in rows else 0
-        )
     seconds = {name: statistics.median(times) for name, times in passes.items()}
     first, reference = next(iter(outputs.items()))
     print(f"| row | sentences/s | over {first} | same ids |\n| --- | --: | --: | --: |")
@@ -247,14 +211,6 @@ def main() -> None:
         same = sum(ids == wanted for ids, wanted in zip(outputs[name], reference, strict=True))
         speed, ratio = args.sentences / time_of_pass, seconds[first] / time_of_pass
         print(f"| {name} | {speed:.3g} | {ratio:.2f} | {same} of {args.sentences} |")
-    tokens = sum(map(len, reference))
-    distinct = sum(len(set(output)) for output in reference)
-    print(f"\n{tokens / args.sentences:.0f} tokens a sentence, {distinct / args.sentences:.0f} of them distinct")
-    if of_step:
-        rate = of_step * tokens / seconds["greedy"] / 1e9
-        print(
-            f"weights of a step: {of_step / 1e6:.0f} MB; GB/s: {rate:.1f} with greedy, {read_rate() / 1e9:.1f} in a sum"
-        )
 
 
 if __name__ == "__main__":
