@@ -17,6 +17,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import nn
 
+from fairseq_plugins.checkpoint.averaging import new_checkpoint
 from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
 from fairseq_plugins.tasks.decoding import with_args
@@ -91,7 +92,7 @@ class Family:
         """Write a random model to model.pt beside the dictionaries; return its task and itself."""
         task = self.set_up(folder)
         model, args = self.model(task)
-        _save(model, args, folder / "model.pt")
+        torch.save(new_checkpoint(model.state_dict(), args=args), folder / "model.pt")
         return task, model
 
     def train_drafter(self, task: Any, model: nn.Module, path: Path) -> None:
@@ -112,7 +113,7 @@ class Family:
             optimizer.zero_grad()
             F.cross_entropy(output["logits"], output["targets"]).backward()
             optimizer.step()
-        _save(drafter, args, path)
+        torch.save(new_checkpoint(drafter.state_dict(), args=args), path)
 
     def batches(self, task: Any, size: int) -> Iterator[dict[str, Any]]:
         """Yield batches of random sentences, or of speech, as the task makes them for inference."""
@@ -204,17 +205,6 @@ def table() -> str:
         beams = (", ".join(map(str, family.decoders.get(decoder, "-"))) for decoder in decoders)
         lines.append(f"| {family.names} | `{family.task}` | " + " | ".join(beams) + " |")
     return "\n".join(lines)
-
-
-def _save(model: nn.Module, args: Namespace, path: Path) -> None:
-    """Write a checkpoint in fairseq's format."""
-    state = {
-        "model": model.state_dict(),
-        "args": args,
-        "optimizer_history": [{"optimizer_name": "", "num_updates": 1, "lr_scheduler_state": {"best": 1.0}}],
-        "extra_state": {"train_iterator": {"epoch": 1}},
-    }
-    torch.save(state, path)
 
 
 def _enliven(model: nn.Module) -> nn.Module:

@@ -8,7 +8,7 @@ from fairseq.data import Dictionary
 from fairseq.models.transformer_lm import TransformerLanguageModel, base_lm_architecture
 from omegaconf import OmegaConf
 
-from fairseq_plugins.checkpoint.averaging import write_checkpoint
+from fairseq_plugins.checkpoint.averaging import new_checkpoint
 from fairseq_plugins.shared.parsing import as_config
 from tests.support import liven, make_args
 
@@ -29,10 +29,6 @@ def write_language_model(folder: Path, dictionary_file: Path, most_tokens: int =
         source_dictionary = target_dictionary = output_dictionary = dictionary
 
     model = liven(TransformerLanguageModel.build_model(args, Task()))
-    state = {
-        "args": None, "cfg": OmegaConf.to_container(as_config(args), resolve=True, enum_to_str=True),
-        "model": model.state_dict(), "extra_state": {}, "last_optimizer_state": None,
-        "optimizer_history": [{"num_updates": 0, "criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}],
-    }  # fmt: skip
-    write_checkpoint(folder / "lm.pt", state, "OUT")
+    cfg = OmegaConf.to_container(as_config(args), resolve=True, enum_to_str=True)
+    torch.save(new_checkpoint(model.state_dict(), cfg=cfg), folder / "lm.pt")
     return folder / "lm.pt"

@@ -102,6 +102,13 @@ def to_half(state: dict[str, Any]) -> dict[str, Any]:
     return {**state, "model": halves}
 
 
+def new_checkpoint(weights: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    """Return a checkpoint as fairseq's loader reads it, of weights without a training; `settings`: its args or cfg."""
+    last = {"criterion_name": "CrossEntropyCriterion", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}
+    state = {"optimizer_history": [last], "extra_state": {"train_iterator": {"epoch": 1}}, "model": weights}
+    return {"args": None, "cfg": None, **state, **settings}
+
+
 def write_checkpoint(path: Path, state: dict[str, Any], option: str) -> int:
     """Write a checkpoint atomically; return its size in bytes. `option` named the file, for errors."""
     content = io.BytesIO()

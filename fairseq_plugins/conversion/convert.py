@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fairseq_plugins.checkpoint.averaging import write_checkpoint
+from fairseq_plugins.checkpoint.averaging import new_checkpoint, write_checkpoint
 from fairseq_plugins.conversion.checks import check_decodes, check_subwords
 from fairseq_plugins.conversion.families import Config
 from fairseq_plugins.conversion.generation import generation_options
@@ -61,20 +61,7 @@ def _state(source: Path, config: Config, vocabulary: Vocabulary) -> dict[str, An
     """Return fairseq's checkpoint."""
     weights = fairseq_weights(read_weights(source), config, vocabulary.order)
     args = config.fairseq_options(has_bias="decoder.output_projection.bias" in weights)
-    return {
-        "args": None,
-        "cfg": OmegaConf.to_container(as_config(args), resolve=True, enum_to_str=True),
-        "model": weights,
-        "optimizer_history": [
-            {
-                "num_updates": 0,
-                "criterion_name": "CrossEntropyCriterion",
-                "optimizer_name": "",
-                "lr_scheduler_state": {},
-            }
-        ],
-        "extra_state": {"train_iterator": {"epoch": 1}},
-    }
+    return new_checkpoint(weights, cfg=OmegaConf.to_container(as_config(args), resolve=True, enum_to_str=True))
 
 
 def _settings_of(config: Config, vocabulary: Vocabulary, ignored: Collection[str] = ()) -> LoadSettings:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import fairseq_plugins
+from fairseq_plugins.checkpoint.averaging import new_checkpoint
 from fairseq_plugins.checkpoint.loading import building, check_task
 from fairseq_plugins.errors import ConfigurationError
 from tests.errors import error_about
@@ -54,14 +55,8 @@ def test_a_file_is_refused_as_verifier_of_the_api_and_of_training(tmp_path: Path
     for language in ("en", "de"):
         task.source_dictionary.save(str(tmp_path / f"dict.{language}.txt"))
     args = make_args(task="translation_multi_simple_epoch", arch="transformer", data=str(tmp_path))
-    state = {
-        "model": make_transformer(task, ending=False).state_dict(),
-        "args": args,
-        "optimizer_history": [{"optimizer_name": "", "num_updates": 1, "lr_scheduler_state": {"best": 1.0}}],
-        "extra_state": {"train_iterator": {"epoch": 1}},
-    }
     checkpoint = tmp_path / "verifier.pt"
-    torch.save(state, checkpoint)
+    torch.save(new_checkpoint(make_transformer(task, ending=False).state_dict(), args=args), checkpoint)
     message = "was trained with --task translation_multi_simple_epoch, .* wrap"
     in_python = 'was trained with task="translation_multi_simple_epoch", .* wrap'
     with pytest.raises(ConfigurationError, match=in_python):

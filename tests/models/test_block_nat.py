@@ -9,6 +9,7 @@ import pytest
 import torch
 from fairseq.models.transformer import base_architecture
 
+from fairseq_plugins.checkpoint.averaging import new_checkpoint
 from fairseq_plugins.data.block_masking import Blocks, sample_blocks
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.reference.drafters.nat import NatDrafter
@@ -171,14 +172,7 @@ def test_a_drafter_trains_in_bfloat16() -> None:
 
 def save_checkpoint(path: Path, args: Namespace, model: torch.nn.Module) -> None:
     """Write a checkpoint as fairseq-train does."""
-    history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}
-    state = {
-        "cfg": {"model": args, "task": {"_name": "translation"}},
-        "model": model.state_dict(),
-        "optimizer_history": [history],
-        "extra_state": {"train_iterator": {"epoch": 1}},
-    }
-    torch.save(state, path)
+    torch.save(new_checkpoint(model.state_dict(), cfg={"model": args, "task": {"_name": "translation"}}), path)
 
 
 @pytest.mark.parametrize("context", ["tokens", "features"])

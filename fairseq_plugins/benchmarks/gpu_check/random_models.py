@@ -13,6 +13,7 @@ from fairseq_cli import preprocess
 from torch import nn
 
 from fairseq_plugins.benchmarks.gpu_check.environment import Environment
+from fairseq_plugins.checkpoint.averaging import new_checkpoint
 from fairseq_plugins.shared.files import new_folder
 
 _TINY = [
@@ -85,9 +86,7 @@ def _parse(arguments: list[str]) -> Namespace:
 
 
 def _save(path: Path, args: Namespace, model: nn.Module) -> None:
-    """Write a minimal checkpoint for fairseq's loader, in half precision as training with --fp16 saves it."""
+    """Write a checkpoint for fairseq's loader, in half precision as training with --fp16 saves it."""
     rounded = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     weights = {name: weight.half() if name in rounded else weight for name, weight in model.state_dict().items()}
-    history = {"criterion_name": "none", "optimizer_name": "none", "lr_scheduler_state": {}, "num_updates": 0}
-    state = {"args": args, "model": weights, "optimizer_history": [history], "extra_state": {"epoch": 1}}
-    torch.save(state, path)
+    torch.save(new_checkpoint(weights, args=args), path)
