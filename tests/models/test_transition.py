@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.decoding.reference.drafters.path import DraftOptions, draft_of, scatter_scores
 from fairseq_plugins.models.transition import TransitionScores
-from tests.errors import refused
 from tests.strategies import DETERMINISTIC, example_count
 from tests.support import make_drafter, make_task, make_transformer
 
@@ -95,17 +94,3 @@ def test_training_equals_decoding(state: int) -> None:
     expected = (trained + true_path[is_target]).log_softmax(-1)
     torch.testing.assert_close(draft.log_probs[is_target], expected, rtol=0, atol=1e-4)
     assert not torch.allclose(trained, plain[is_target])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"transition_rank": -1}, "--transition-rank -1: give 0"),
-        ({"transition_rank": 3, "transition_state": -2}, "--transition-state -2: give 0"),
-        ({"transition_state": 8}, "--transition-state 8: .* add --transition-rank"),
-        ({"transition_rank": 3, "transition_dropout": 1.0}, "--transition-dropout 1.0: give 0"),
-    ],
-)
-def test_invalid_options_are_refused(options: dict, message: str) -> None:
-    with refused(message):
-        make_drafter(make_task(30), **options)

@@ -34,6 +34,8 @@ from tests.support import Options, ids, make_args, make_drafter, make_sample, ma
         ({"decoding_method": "gad++"}, "--decoder gad[+][+].*add --preset high-quality"),
         ({"drafter_path": "d.pt"}, "--drafter-path d.pt: --decoder beam.*add --decoder gad"),
         ({"decoding_method": "iad", "drafter_path": "d.pt"}, "--drafter-path d.pt: --decoder iad uses no drafter"),
+        ({"decoding_method": "gad", "draft_vocabulary": 0.0}, "--draft-vocabulary 0.0: must be in"),
+        ({"decoding_method": "gad", "draft_vocabulary": 1.5}, "--draft-vocabulary 1.5: must be in"),
         ({"decoding_method": "iad", "draft_vocabulary": 0.5}, "--draft-vocabulary 0.5: .*add --iad-fallback gad"),
         ({"decoding_method": "gs-jacobi", "block_size": 0}, "--block-size 0: give at least 1"),
         ({"decoding_method": "blockwise", "min_block": 5, "block_size": 4}, "--min-block 5: give .*at most .*4"),

@@ -112,9 +112,10 @@ def test_loss_by_hand(gain: float) -> None:
     blocks = blocks_for(model, target, previous, 3, 2, 4)
     sample |= {"target": target, "blocks": blocks, "glancing_ratio": 0.0, "ntokens": 11}
     sample["net_input"]["prev_output_tokens"] = previous
-    loss, size, _ = GlatLoss(task, 0.0, position_decay=gain)(model, sample)
+    loss, size, logged = GlatLoss(task, 0.0, position_decay=gain)(model, sample)
 
     output = model(**{name: sample["net_input"][name] for name in ("src_tokens", "src_lengths")}, blocks=blocks)
+    assert int(logged["correct"]) == int((output["logits"].argmax(-1) == output["targets"]).sum())
     log_probs = iter(output["logits"].log_softmax(-1))
     expected, weights = 0.0, 0.0
     for row, column in (blocks.targets != 1).nonzero().tolist():
@@ -181,6 +182,10 @@ def test_verifier_tuning_by_hand() -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
+        ({"transition_rank": -1}, "--transition-rank -1: give 0"),
+        ({"transition_rank": 3, "transition_state": -2}, "--transition-state -2: give 0"),
+        ({"transition_state": 8}, "--transition-state 8: .* add --transition-rank"),
+        ({"transition_rank": 3, "transition_dropout": 1.0}, "--transition-dropout 1.0: give 0"),
         ({"feature_layers": "3"}, "--feature-layers 3.*2 layers"),
         ({"feature_layers": "1,x"}, "--feature-layers 1,x"),
         ({"feature_layers": "-1"}, "--feature-layers -1"),

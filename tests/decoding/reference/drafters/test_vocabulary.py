@@ -8,13 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.checks import check_fit
-from fairseq_plugins.decoding.methods import check_options
 from fairseq_plugins.decoding.reference.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.reference.drafters.path import DEFAULT_SHARE, draft_vocabulary, scatter_scores
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.models.block_nat import BlockNat
-from fairseq_plugins.tasks.options import SpecDecConfig
-from tests.errors import error_about, refused
+from tests.errors import error_about
 from tests.strategies import DETERMINISTIC
 from tests.support import (
     Options,
@@ -93,17 +91,3 @@ def test_checkpoints_without_counts() -> None:
     check_fit(plain.spec, plain.options, plain.context([], drafter, task))
     with error_about("--draft-vocabulary", "this drafter was trained before.*train it"):
         check_fit(some.spec, some.options, some.context([], drafter, task))
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"decoding_method": "gad", "draft_vocabulary": 0.0}, "--draft-vocabulary 0.0: must be in"),
-        ({"decoding_method": "gad", "draft_vocabulary": 1.5}, "--draft-vocabulary 1.5: must be in"),
-        ({"decoding_method": "greedy", "draft_vocabulary": 0.9}, "--draft-vocabulary 0.9: is for .* iad, not greedy"),
-        ({"decoding_method": "nat", "draft_vocabulary": 0.9}, "--draft-vocabulary 0.9: is for .* iad, not nat"),
-    ],
-)
-def test_invalid_options_are_refused(options: dict[str, Any], match: str) -> None:
-    with refused(match):
-        check_options(SpecDecConfig(**options))
