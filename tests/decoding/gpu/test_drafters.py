@@ -7,11 +7,24 @@ from unittest import mock
 import pytest
 import torch
 
+from tests.support import make_task, make_transformer
+
 pytestmark = pytest.mark.skipif(
     find_spec("triton") is None, reason="Triton is not installed: 1 GB; PyTorch for CUDA brings it"
 )
 
 WIDTH, WORDS, PLACES = 512, 10_000, 48
+
+
+def _transformers(width: int, inner: int, heads: int, words: int) -> tuple[Any, Any]:
+    """Return an encoder and a decoder of one layer, in fp16."""
+    from fairseq_plugins.decoding.gpu.model import GpuWeights
+
+    sizes = {"embed_dim": width, "ffn_embed_dim": inner, "attention_heads": heads, "layers": 1}
+    options = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
+    model = make_transformer(make_task(words), 0, ending=False, **options).half()
+    weights = GpuWeights(device=torch.device("cpu"))
+    return weights.encoder(model.encoder), weights.decoder(model.decoder)
 
 
 def _drafters(decoder: Any) -> dict[str, tuple[Any, list[tuple[int, int]], dict[str, Any]]]:
@@ -53,9 +66,8 @@ def test_wide_models_fit_the_shared_memory(width: int, heads: int, capability: i
     from fairseq_plugins.decoding.gpu.batch import Sizes
     from fairseq_plugins.decoding.gpu.search import GreedySearch
     from tests.decoding.gpu.launches import compiled, record
-    from tests.decoding.gpu.test_beam_search import _transformer as transformer
 
-    encoder, decoder = (transformer(width, 4096, heads, 1000, 1, is_decoder) for is_decoder in (False, True))
+    encoder, decoder = _transformers(width, 4096, heads, 1000)
 
     def launch() -> None:
         search = GreedySearch(encoder, decoder, Sizes(8, 1024, 1024, 0))
@@ -85,9 +97,8 @@ def test_no_kernel_spills() -> None:
     from fairseq_plugins.decoding.gpu.batch import Sizes
     from fairseq_plugins.decoding.gpu.search import GreedySearch
     from tests.decoding.gpu.launches import compiled, record
-    from tests.decoding.gpu.test_beam_search import _transformer as transformer
 
-    encoder, decoder = (transformer(WIDTH, 2048, 8, WORDS, 1, is_decoder) for is_decoder in (False, True))
+    encoder, decoder = _transformers(WIDTH, 2048, 8, WORDS)
     launches = {}
     for name, (drafter, steps, parts) in _drafters(decoder).items():
 

@@ -195,7 +195,8 @@ def test_kernels_compile_without_spills(decoder: str) -> None:
 
 
 @pytest.mark.slow
-def test_kernels_compile_for_an_ampere() -> None:
+@pytest.mark.parametrize("decoder", ["gad", "fast-beam"])
+def test_kernels_compile_for_an_ampere(decoder: str) -> None:
     """Which has no programmatic dependent launch."""
-    for launch in dict.fromkeys(_launches("gad", 1)):
-        compiled(launch, 80)
+    for launch in dict.fromkeys(_launches(decoder, 1)):
+        assert compiled(launch, 80).spilled == 0, launch
