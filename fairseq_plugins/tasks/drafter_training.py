@@ -32,6 +32,7 @@ from fairseq_plugins.tasks.decoding import DecodesWithDrafts, drafter_in, native
 from fairseq_plugins.tasks.own_generator import generator_like
 
 _DEFAULT_BLOCK_SIZE = 25
+_LOSSES: dict[type[nn.Module], str] = {BlockNat: "glat_loss", BlockwiseTransformer: "blockwise_loss"}
 
 
 class BatchSeeds:
@@ -59,6 +60,7 @@ class TrainsDrafters(DecodesWithDrafts):
     """Mixin of tasks whose options have those of `DrafterTrainingOptions` and `DecodingOptions`."""
 
     _batch_seeds: BatchSeeds | None = None
+    _loss: str | None = None  # of the model that was built last
     _verifier: FairseqEncoderDecoderModel | None = None
     _validation: DraftVerifyGenerator | None = None
 
@@ -89,10 +91,10 @@ class TrainsDrafters(DecodesWithDrafts):
         if self._verifier is None and self._options.verifier_path is not None:
             state, cfg = read_checkpoint(self._options.verifier_path, "--verifier-path")
             check_task(cfg, self, "--verifier-path")
-            verifier = build_model(state, cfg, self._options.verifier_path, self, "--verifier-path")
-            if isinstance(verifier, BlockNat):
+            if _is_drafter(cfg):
                 remedy = "give an autoregressive model"
                 raise ConfigurationError("--verifier-path", self._options.verifier_path, "is a drafter", remedy)
+            verifier = build_model(state, cfg, self._options.verifier_path, self, "--verifier-path")
             self._verifier = verifier.requires_grad_(False)
         return self._verifier
 
@@ -119,6 +121,7 @@ class TrainsDrafters(DecodesWithDrafts):
             check_trains_together(find_worker())
             self._check_validation(cfg)
         model = super().build_model(cfg, from_checkpoint)
+        self._loss = next((loss for kind, loss in _LOSSES.items() if isinstance(model, kind)), None)
         if isinstance(model, BlockNat):
             attention, count = model.decoder.drafter_attention, self._options.blocks_per_sentence
             if attention == "full" and count > 1:
@@ -128,6 +131,14 @@ class TrainsDrafters(DecodesWithDrafts):
             if not from_checkpoint:
                 self.glancing_ratio(0)  # refuses options before the data is read
         return model
+
+    def build_criterion(self, cfg: Any, *args: Any, **kwargs: Any) -> Any:
+        """Build the loss; raise ConfigurationError for that of another model."""
+        name = getattr(cfg, "_name", None) or getattr(cfg, "criterion", None)
+        if self._loss != name and (self._loss is not None or name in _LOSSES.values()):
+            remedy = "choose another" if self._loss is None else f"add {{--criterion {self._loss}}}"
+            raise ConfigurationError("--criterion", name, "does not train this {--arch}", remedy)
+        return super().build_criterion(cfg, *args, **kwargs)
 
     def _check_validation(self, cfg: Any) -> None:
         """Raise ConfigurationError for a metric of the best checkpoint that the first validation would miss."""

@@ -19,6 +19,7 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
 from fairseq_plugins.tasks.options import SpecDecConfig
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
+from tests.conftest import Corpus
 from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.errors import error_about, refused
 from tests.support import Options, ids, make_args, make_drafter, make_sample, make_task, make_transformer
@@ -181,6 +182,33 @@ def test_full_attention_has_one_block_a_pass() -> None:
     block_nat_base(args)
     with error_about("--blocks-per-sentence"):
         task.build_model(args)
+
+
+@pytest.mark.parametrize(
+    ("arch", "criterion", "remedy"),
+    [
+        ("block_nat", "cross_entropy", "add --criterion glat_loss"),  # fairseq's default
+        ("blockwise_transformer", "label_smoothed_cross_entropy", "add --criterion blockwise_loss"),
+        ("transformer", "glat_loss", "choose another"),
+    ],
+)
+def test_each_model_has_its_loss(arch: str, criterion: str, remedy: str) -> None:
+    task = make_task(block_size=4)
+    task.build_model(make_args(arch=arch, base_path=None))
+    with refused(f"--criterion {criterion}: does not train this --arch; {remedy}"):
+        task.build_criterion(Namespace(criterion=criterion, _name=criterion))
+
+
+@pytest.mark.parametrize("option", [{"adaptive_softmax_cutoff": "5,10"}, {"scale_heads": True}])
+def test_a_drafter_that_could_not_draft_is_not_trained(option: dict[str, Any]) -> None:
+    with refused("--arch block_nat: cannot draft: it uses .*; leave that out"):
+        make_task(block_size=4).build_model(make_args(arch="block_nat", **option))
+
+
+def test_a_drafter_is_no_verifier(corpus: Corpus) -> None:
+    """Its own --share-encoder would ask for the verifier again."""
+    with refused(f"--verifier-path {corpus.drafter}: is a drafter"):
+        make_task(verifier_path=str(corpus.drafter)).training_verifier()
 
 
 def test_blocks_begin_after_a_prefix_on_the_left() -> None:

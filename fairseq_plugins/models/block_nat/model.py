@@ -17,6 +17,7 @@ from fairseq_plugins.models.block_nat.decoder import BlockNatDecoder
 from fairseq_plugins.models.block_nat.initialisation import initialise
 from fairseq_plugins.models.block_nat.options import add_options, check_options, set_defaults, take_sizes
 from fairseq_plugins.models.fairseq_parts import set_activation
+from fairseq_plugins.models.support import unsupported_reason
 from fairseq_plugins.models.verifier_features import fit_to_verifier
 from fairseq_plugins.shared.fingerprints import weights_fingerprint
 
@@ -75,6 +76,9 @@ class BlockNat(TransformerModel):
         if args.drafter_context == "features":
             fit_to_verifier(args, verifier)
         model = super().build_model(args, task)
+        reason = unsupported_reason(model.decoder)
+        if reason is not None:
+            raise ConfigurationError("--arch", "block_nat", f"cannot draft: {reason}", "leave that out")
         source_width, target_width = args.encoder_embed_dim, model.decoder.embed_tokens.embedding_dim
         if args.src_embedding_copy and source_width != target_width:
             problem = f"feeds source embeddings ({source_width} wide) to the decoder ({target_width} wide)"
