@@ -31,6 +31,20 @@ from tests.support import (
 )
 
 
+@pytest.fixture
+def chosen_formats(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A list that records the format of each weight converted for the kernels."""
+    seen: list[Any] = []
+    choose = NativeWeights._format
+
+    def spy(self: NativeWeights, weight: Tensor, int8: bool) -> Any:
+        seen.append(choose(self, weight, int8))
+        return seen[-1]
+
+    monkeypatch.setattr(NativeWeights, "_format", spy)
+    return seen
+
+
 def format_of(weight: Tensor, packed: bool = True, **more: Any) -> Any:
     return NativeWeights(packed, **more)._format(weight, False)
 
