@@ -237,6 +237,13 @@ def test_text_without_subwords(corpus: Corpus) -> None:
     assert own.translate(lines) == expected and len(expected) == 36
 
 
+def test_released_heads_draft_more_than_one_token_per_iteration() -> None:
+    """Head 1 verifies: the output is that of greedy decoding with the same weights."""
+    heads, expected = loaded("blockwise", fixed_width=True), loaded("greedy", verifier=MULTI30K / "blockwise.pt")
+    assert heads.translate(CAPTIONS) == expected.translate(CAPTIONS) == loaded("blockwise").translate(CAPTIONS)
+    assert (heads.statistics.tokens_per_iteration or 0) > 2
+
+
 REFUSED = [
     ({"folder": "none"}, "none: no such folder"),
     ({}, "no model is named"),

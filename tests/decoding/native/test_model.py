@@ -1,6 +1,8 @@
 """Weight formats of a model in the kernels, and models that are left to PyTorch."""
 
+import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.decoding.kernel_module import Unsupported
 from fairseq_plugins.decoding.native import model as native_model
-from fairseq_plugins.decoding.native.model import NativeWeights
+from fairseq_plugins.decoding.native.model import NativeWeights, available_memory
 from fairseq_plugins.decoding.reference.engine import Engine
 from tests.cases import Case, cases
 from tests.decoding.native.weight_formats import FORMATS, FP16_FORMAT, HAS_FP16, HAS_TILES
@@ -207,3 +209,26 @@ def test_weights_of_other_types_or_elsewhere(convert: Callable[[Tensor], Tensor]
         weights.linear((convert(torch.ones(4, 4)), None))
     with pytest.raises(Unsupported, match="the weights are in"):
         weights.linear((torch.ones(4, 4), convert(torch.ones(4))))
+
+
+# ------------------------------------------------------------------- memory: the machine's, or less in a container
+
+MACHINE = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    500 kB\n"
+V1 = {"memory.limit_in_bytes": "{}", "memory.usage_in_bytes": "90000", "memory.stat": "total_inactive_file 30000"}
+V2 = {"memory.max": "{}", "memory.current": "90000", "memory.stat": "anon 5\ninactive_file 30000"}
+
+
+@pytest.mark.parametrize("version", [V1, V2], ids=["1", "2"])
+@pytest.mark.parametrize(
+    ("limit", "expected"), [("100000", 40000), ("max", 512000), ("9223372036854771712", 512000), ("50000", 0)]
+)
+def test_least_of_machine_and_container(version: dict[str, str], limit: str, expected: int, tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text(MACHINE)
+    for name, text in version.items():
+        (tmp_path / name).write_text(text.format(limit) + "\n")
+    assert available_memory(tmp_path / "meminfo", tmp_path) == expected
+
+
+def test_unknown_is_no_limit(tmp_path: Path) -> None:
+    assert available_memory(tmp_path / "none", tmp_path) == math.inf
+    assert available_memory() > 0
