@@ -119,7 +119,7 @@ class TrainsDrafters(DecodesWithDrafts):
             check_task(cfg, self, "--path")
         else:
             check_trains_together(find_worker())
-            self._check_validation(cfg)
+            self._check_tool(cfg)
         model = super().build_model(cfg, from_checkpoint)
         self._loss = next((loss for kind, loss in _LOSSES.items() if isinstance(model, kind)), None)
         if isinstance(model, BlockNat):
@@ -140,9 +140,13 @@ class TrainsDrafters(DecodesWithDrafts):
             raise ConfigurationError("--criterion", name, "does not train this {--arch}", remedy)
         return super().build_criterion(cfg, *args, **kwargs)
 
-    def _check_validation(self, cfg: Any) -> None:
-        """Raise ConfigurationError for a metric of the best checkpoint that the first validation would miss."""
-        metric = arguments_of_fairseqs_tool().get("best_checkpoint_metric")
+    def _check_tool(self, cfg: Any) -> None:
+        """Raise ConfigurationError for options of fairseq-train with which this training would fail later."""
+        given = arguments_of_fairseqs_tool()
+        metric = given.get("best_checkpoint_metric")
+        if _is_drafter(cfg) and given.get("store_ema"):  # which cannot average integers
+            remedy = "leave it out, and average its checkpoints with `spec-dec-average`"
+            raise ConfigurationError("--store-ema", None, "is not for {--arch block_nat}", remedy)
         if metric == "tokens_per_iteration" and _is_drafter(cfg) and self._options.verifier_path is None:
             remedy = "add {--verifier-path VERIFIER.pt}"
             raise ConfigurationError("--best-checkpoint-metric", metric, "is measured with the verifier", remedy)

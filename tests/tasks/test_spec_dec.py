@@ -216,14 +216,20 @@ def test_blocks_begin_after_a_prefix_on_the_left() -> None:
         make_task(left_pad_target=True).build_model(make_args(arch="block_nat"))
 
 
-@pytest.mark.parametrize("metric, remedy", [("tokens_per_iteration", "--verifier-path"), ("bleu", "--eval-bleu")])
-def test_the_best_checkpoint_needs_a_metric_that_validation_measures(
-    metric: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [
+        ("--best-checkpoint-metric tokens_per_iteration", "add --verifier-path"),
+        ("--best-checkpoint-metric bleu", "add --eval-bleu"),
+        ("--store-ema", "leave it out"),
+    ],
+)
+def test_what_would_end_a_training_is_refused_at_its_start(
+    option: str, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """fairseq itself fails after the first epoch, before it saves a checkpoint."""
-    command = f"fairseq-train data --task spec_dec --arch block_nat --best-checkpoint-metric {metric}"
-    monkeypatch.setattr("sys.argv", command.split())
-    with refused(f"--best-checkpoint-metric {metric}: .*add {remedy}"):
+    """Without a metric, fairseq itself fails after the first epoch, before it saves a checkpoint."""
+    monkeypatch.setattr("sys.argv", f"fairseq-train data --task spec_dec --arch block_nat {option}".split())
+    with refused(f"{option}: .*{remedy}"):
         make_task().build_model(make_args(arch="block_nat"))
 
 
