@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from fairseq import options
 from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import MODEL_REGISTRY
+from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
 
 from fairseq_plugins.api.options import CALL, LOAD, WRAP
@@ -57,6 +59,8 @@ def test_options_in_errors_exist() -> None:
         for kind in registry.values():
             parsers.append(ArgumentParser(add_help=False, conflict_handler="resolve"))
             kind.add_args(parsers[-1])
+    for kind in REGISTRIES["bpe"]["dataclass_registry"].values():
+        gen_parser_from_dataclass(parsers[-1], kind())
     known = {option for parser in parsers for option in parser._option_string_actions}
     known |= {name for file in FOLDER.glob("*.txt") for name in re.findall(r"--[\w-]+", file.read_text())}
     known |= {flag(name) for place in (LOAD, CALL, WRAP) for name in place.known | place.arguments}
