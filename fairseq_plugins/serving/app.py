@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import logging
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -60,21 +60,27 @@ class Server:
             raise RequestError(403, "Invalid API key")
 
     def find_model(
-        self, request: Request, key: str | None, texts: list[str], source: str | None, target: str
+        self,
+        request: Request,
+        key: str | None,
+        texts: list[str],
+        source: str | None,
+        target: str,
+        constraints: Sequence[str] = (),
     ) -> ServedModel:
         """Return the model of a request that may translate these texts; raise RequestError for any other."""
         self.check_key(request, key)
-        self.check_characters(texts)
+        self.check_characters(texts, constraints)
         model = self.registry.find(source, target)
         account_of(request).model = model.name
         assert model.model  # raises unless it is ready
         return model
 
-    def check_characters(self, texts: list[str]) -> None:
-        """Raise RequestError for texts that are too long together, ConfigurationError for half of a character."""
+    def check_characters(self, texts: list[str], constraints: Sequence[str]) -> None:
+        """Raise RequestError for what is too long together, ConfigurationError for half of a character in a text."""
         for text in texts:
             check_characters(text, "text")
-        count, most = sum(map(len, texts)), self.settings.max_characters
+        count, most = sum(map(len, [*texts, *constraints])), self.settings.max_characters
         if count > most:
             raise RequestError(400, f"the request has {count} characters, and may have {most}; send less at a time")
 

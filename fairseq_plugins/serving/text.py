@@ -66,12 +66,14 @@ class TextJob:
         """Return the sentences of each text, each with the separator after it.
 
         Raises:
-            RequestError: for more sentences than a request may have, or several with constraints.
+            RequestError: for more texts or sentences than a request may have, or several with constraints.
         """
         source, _ = self._languages()
+        most = self.model.max_waiting
+        if len(texts) > most:
+            raise RequestError(400, f"the request has {len(texts)} texts, and may have {most}; send less at a time")
         cut = [split_text(text, source) if self.splits else [(text, "")] for text in texts]
         count = sum(map(len, cut))
-        most = self.model.max_waiting
         if count > most:
             raise RequestError(400, f"the request has {count} sentences, and may have {most}; send less at a time")
         if self.constraints and count != 1:
@@ -105,15 +107,21 @@ class TextJob:
 
     async def translate_html(self, texts: Sequence[str]) -> list[Result]:
         """Translate the text of HTML, piece by piece between its tags, which stay where they are."""
-        from bs4 import BeautifulSoup
-
-        soups = [BeautifulSoup(text, "html.parser") for text in texts]
-        pieces = [piece for soup in soups for piece in _pieces(soup)]
-        results = await self.translate(self.cut([str(piece) for piece in pieces]))
+        # Python's parser takes seconds for some texts.
+        soups, pieces, cut = await asyncio.to_thread(self._read_html, texts)
+        results = await self.translate(cut)
         for piece, result in zip(pieces, results, strict=True):
             piece.replace_with(result.text)
         every = [sentence for result in results for sentence in result.sentences]
         return [Result(str(soup), every if number == 0 else []) for number, soup in enumerate(soups)]
+
+    def _read_html(self, texts: Sequence[str]) -> tuple[list[Any], list[Any], list[list[Pair]]]:
+        """Return the parsed texts, the pieces of them that are translated, and the sentences of each piece."""
+        from bs4 import BeautifulSoup
+
+        soups = [BeautifulSoup(text, "html.parser") for text in texts]
+        pieces = [piece for soup in soups for piece in _pieces(soup)]
+        return soups, pieces, self.cut([str(piece) for piece in pieces])
 
     def _submit(self, sentences: Sequence[str], on_step: OnSentence | None) -> list["Future[Translation]"]:
         """Begin to translate sentences, all of them or none."""

@@ -81,7 +81,7 @@ def router(server: "Server") -> APIRouter:
     async def begin(request: Request, asked: V1Request) -> tuple[TextJob, list[list[Pair]]]:
         """Check a request, before its answer begins."""
         texts = [asked.text] if isinstance(asked.text, str) else asked.text
-        model = server.find_model(request, asked.api_key, texts, asked.source, asked.target)
+        model = server.find_model(request, asked.api_key, texts, asked.source, asked.target, asked.constraints)
         options = {name: value for name, value in asked.options.model_dump().items() if value is not None}
         job = TextJob(model, options, asked.drafts, asked.constraints, asked.split)
         return job, job.cut(texts)

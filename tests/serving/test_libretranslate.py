@@ -1,5 +1,6 @@
 """LibreTranslate's interface, and its clients."""
 
+import threading
 import time
 from typing import Any
 
@@ -8,7 +9,7 @@ from bs4 import BeautifulSoup
 
 from fairseq_plugins.api import Model
 from fairseq_plugins.serving.models import ServedModel
-from fairseq_plugins.serving.text import _pieces
+from fairseq_plugins.serving.text import TextJob, _pieces
 from tests.serving.running import Client
 
 TEXT = "A man is riding a bicycle.\n\nTwo dogs play in the snow. People watch them.\n"
@@ -54,6 +55,20 @@ def test_html_keeps_tags_and_code(client: Client, model: Model) -> None:
     assert answer["translatedText"].startswith(expected)
 
 
+def test_parsing_html_holds_up_nobody(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, may_end = TextJob._read_html, threading.Event()
+
+    def slow(self: TextJob, texts: list[str]) -> Any:
+        assert may_end.wait(60)
+        return read(self, texts)
+
+    monkeypatch.setattr(TextJob, "_read_html", slow)
+    held = client.send("/translate", {"q": "<a b='", "target": "de", "format": "html"})
+    assert client.get("/health")
+    may_end.set()
+    assert b" 200 " in held.recv(1000)
+
+
 def test_deeply_nested_html_holds_up_nobody() -> None:
     """The event loop does this: a second, if each piece looked at all the tags around it."""
     soup = BeautifulSoup("<b>a" * 5000, "html.parser")
@@ -72,6 +87,7 @@ def test_deeply_nested_html_holds_up_nobody() -> None:
         ({"q": "x", "target": "de", "alternatives": 99}, 400, "at most 7"),
         ({"q": "x " * 2001, "target": "de"}, 400, "has 4002 characters, and may have 4000"),
         ({"q": "Yes. " * 17, "target": "de"}, 400, "has 17 sentences, and may have 16"),
+        ({"q": [""] * 17, "target": "de"}, 400, "has 17 texts, and may have 16"),
         ({"q": "word " * 700, "target": "de"}, 400, "split it"),
         ([1], 400, "no JSON object"),
         (b"{", 400, "no JSON object: Input data was truncated"),

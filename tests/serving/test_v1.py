@@ -113,6 +113,7 @@ def test_stream(client: Client, served: ServedModel) -> None:
         ({"options": {"beem": 3}}, "options.beem: no such field; did you mean beam?"),
         ({"options": {"beam": "many"}}, "options.beam"),
         ({"text": "x" * 4001}, "may have 4000"),
+        ({"constraints": ["x" * 4000]}, "may have 4000"),
         ({"text": "a \ud800 b"}, "text: has '\\ud800' at 2, which is half of a character"),
     ],
 )
