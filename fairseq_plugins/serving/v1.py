@@ -123,11 +123,11 @@ def router(server: "Server") -> APIRouter:
             work.cancelled() or work.exception()  # else asyncio logs it, with its text, if the client has left
             steps.put_nowait(None)
 
-        work = asyncio.ensure_future(job.translate(cut, on_step))
+        # Not of the answer: its client may read slowly.
+        work = asyncio.ensure_future(asyncio.wait_for(job.translate(cut, on_step), server.settings.timeout))
         work.add_done_callback(on_end)
         try:
-            deadline = started + server.settings.timeout
-            while (item := await asyncio.wait_for(steps.get(), deadline - time.perf_counter())) is not None:
+            while (item := await steps.get()) is not None:
                 number, step = item
                 yield ServerSentEvent(event="step", data={"sentence": number, **asdict(step)})
             last = answer(request, asked, job, await work, started)

@@ -1,5 +1,7 @@
 """Keys, limits, faults, clients that leave, and the log."""
 
+import asyncio
+import json
 import logging
 import signal
 import socket
@@ -11,6 +13,7 @@ import pytest
 from fairseq_plugins.api import Model
 from fairseq_plugins.api.loading import with_decoder
 from fairseq_plugins.serving import models
+from fairseq_plugins.serving.app import make_app
 from fairseq_plugins.serving.models import ServedModel
 from fairseq_plugins.serving.settings import Settings
 from tests.serving.running import FOLDER, Client, serving
@@ -163,6 +166,25 @@ def test_requests_that_take_too_long_are_dropped() -> None:
         kind, data = client.events(LONG)[-1]
         assert kind == "error" and "takes too long" in data["error"]
         client.wait_until(lambda: own.sentences == 0)
+
+
+def test_a_stream_that_is_read_slowly_has_its_end(client: Client, served: ServedModel) -> None:
+    """The time limit is that of the translation."""
+    app, parts = make_app([served], Settings(timeout=0.5)), []
+    asked = json.dumps({"text": SECRET, "target": "de", "options": {"min_len": 30}}).encode()
+    received = iter([{"type": "http.request", "body": asked}])
+
+    async def receive() -> Any:
+        return next(received, None) or await asyncio.sleep(60)
+
+    async def send(message: Any) -> None:
+        await asyncio.sleep(0.02)
+        parts.append(message.get("body", b""))
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/stream", "query_string": b"", "headers": headers}
+    asyncio.run(app({**scope, "http_version": "1.1", "scheme": "http"}, receive, send))
+    assert len(parts) > 25 and b"event: end" in b"".join(parts)
 
 
 def test_requests_during_loading_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
