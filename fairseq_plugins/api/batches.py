@@ -15,6 +15,7 @@ from fairseq_plugins.api.generators import CallSearch, Generators
 from fairseq_plugins.api.inputs import check_characters, check_string, warn_of_lines
 from fairseq_plugins.api.results import CallStatistics, RecordedStats, Step, Translation
 from fairseq_plugins.api.sentences import Input, Subwords, cut_texts, inputs_of
+from fairseq_plugins.checkpoint.fairseq_errors import wrong_option
 from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.data.sentences import is_blank
 from fairseq_plugins.decoding import methods
@@ -210,7 +211,11 @@ class BatchDecoder:
         with self._weights:
             getattr(generator, "backend", None)  # set up before the clock starts
         started = time.perf_counter()
-        hypotheses = self._session.decode(generator, sample)
+        try:
+            hypotheses = self._session.decode(generator, sample)
+        except (AssertionError, RuntimeError) as error:  # of fairseq's own search
+            wrong = wrong_option(error, {**search.options, **search.drawing})
+            raise error if wrong is None else wrong from error
         self.statistics.seconds += time.perf_counter() - started
         stats = getattr(generator, "stats", None)
         counted = stats.take() if isinstance(stats, RecordedStats) else {}

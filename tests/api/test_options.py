@@ -16,7 +16,8 @@ from fairseq_plugins import ConfigurationError, LoadOptions, Memory, WrapOptions
 from fairseq_plugins.api.options import names
 from fairseq_plugins.tasks.options import DecodingOptions, FirstTokenOptions
 from fairseq_plugins.translation import cli
-from tests.api.released import UA_GEC
+from tests.api.released import UA_GEC, loaded
+from tests.errors import refused
 from tests.support import REPOSITORY
 
 # They have arguments of their own, or are fairseq's.
@@ -90,3 +91,15 @@ def test_errors_name_options_as_they_were_given(
     (tmp_path / "text").write_text("Так .\n", encoding="utf-8")
     assert cli.main([str(UA_GEC), "--device", "cpu", "--input", str(tmp_path / "text"), *named, *given]) == 2
     assert re.search(f"error: .*{in_shell}", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_len": 50, "max_len_b": 3}, "--min-len 50: longer than the longest output"),
+        ({"sampling": True, "sampling_topk": 10**6}, "--sampling-topk 1000000: more than the vocabulary has"),
+    ],
+)
+def test_options_that_fairseqs_own_search_refuses(options: dict, message: str) -> None:
+    with refused(message):
+        loaded("beam").translate("A man.", **options)
