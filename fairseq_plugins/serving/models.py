@@ -67,6 +67,12 @@ class ServedModel:
         return self._models["default"]
 
     @property
+    def is_greedy(self) -> bool:
+        """Whether its decoder gives the output of greedy search, as drafts do."""
+        model = self.model
+        return model._spec.is_lossless and not model._generators.searches_beams
+
+    @property
     def sentences(self) -> int:
         """Number of sentences that have not ended."""
         return sum(service.sentences for service in list(self._services.values()))

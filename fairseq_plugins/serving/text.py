@@ -60,7 +60,7 @@ class TextJob:
         options, searches = self.options, bool(self.constraints)
         if searches or (options.get("beam", self.model.beam) > 1 and not options.get("sampling")):
             return "beams"
-        return "drafts" if self.drafts else "default"
+        return "drafts" if self.drafts and self.model.is_greedy else "default"
 
     def cut(self, texts: Sequence[str]) -> list[list[Pair]]:
         """Return the sentences of each text, each with the separator after it.
@@ -132,7 +132,7 @@ class TextJob:
             # One hypothesis alone rarely meets constraints.
             beam = min(_CONSTRAINED_BEAM, model.max_beam) if self.constraints and model.beam == 1 else model.beam
             options = {"beam": beam, **options}
-        elif not options.get("sampling"):
+        elif model.is_greedy and not options.get("sampling"):
             options = {name: value for name, value in options.items() if name != "beam"}
         futures: list[Future[Translation]] = []
         try:

@@ -1,5 +1,6 @@
 """Our own interface: options, scores, drafts, streams."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -7,8 +8,10 @@ import pytest
 from fairseq_plugins.api import Model
 from fairseq_plugins.api.loading import with_decoder
 from fairseq_plugins.serving.models import ServedModel
-from tests.serving.running import Client
+from fairseq_plugins.serving.text import TextJob
+from tests.serving.running import FOLDER, Client
 
+GREEDY_ELSEWHERE = "The young lady is looking at the pizza."  # another output than with a beam of 5
 FIRST, SECOND = "A man is riding a bicycle in the park.", "Two dogs play in the snow near a red house."
 
 
@@ -87,6 +90,20 @@ def test_drafts_save_iterations_and_never_change_the_output(client: Client, serv
         assert [sentence["text"] for sentence in found["sentences"]] == expected
         counts.append(sum(sentence["iterations"] for sentence in found["sentences"]))
     assert counts[1] <= counts[0]
+
+
+def test_drafts_and_beams_where_the_decoder_searches_beams() -> None:
+    own = ServedModel(str(FOLDER), None, {"decoder": "fast-beam"}, threads=1)
+    own.load()
+
+    def translated(options: dict[str, Any], drafts: list[str]) -> str:
+        job = TextJob(own, options, drafts)
+        return asyncio.run(job.translate(job.cut([GREEDY_ELSEWHERE])))[0].text
+
+    beams, greedy = (own.model.translate(GREEDY_ELSEWHERE, beam=beam) for beam in (5, 1))
+    assert beams != greedy and translated({}, []) == translated({}, [greedy]) == beams
+    assert translated({"beam": 1}, []) == translated({"beam": 1}, [beams]) == greedy
+    own.close()
 
 
 def test_stream(client: Client, served: ServedModel) -> None:
