@@ -171,9 +171,20 @@ def _check_checkpoints(error: BaseException, given: Mapping[str, Any]) -> None:
         if file:
             read_state(file, "--finetune-from-model" if file == given.get("finetune_from_model") else "--path")
     # A training begins without the last checkpoint where there is none yet.
-    for option, file in (("--restore-file", restored), (None, os.path.join(given.get("save_dir") or "", restored))):
-        if os.path.isfile(file):
-            read_state(file, option)
+    if os.path.isfile(restored):
+        read_state(restored, "--restore-file")
+    last = Path(given.get("save_dir") or "", restored)
+    if last.is_file():
+        try:
+            read_state(str(last), None)
+        except ConfigurationError as damaged:
+            # fairseq copies it from another one, which takes a while.
+            others = sorted(last.parent.glob("checkpoint*.pt"), key=os.path.getmtime)
+            newest = next((other for other in reversed(others) if other.name != last.name), None)
+            if newest is None or "truncated" not in damaged.problem:
+                raise
+            remedy = f"copy {newest.name} in its place, and run the same command again"
+            raise ConfigurationError(None, last, "cut off, perhaps by the end of the training", remedy) from damaged
     other = re.match(r"Cannot load model parameters from checkpoint (.*); please ensure", str(error))
     if other is not None and isinstance(error.__context__, ConfigurationError):
         raise error.__context__

@@ -47,6 +47,15 @@ def test_checkpoint_that_cannot_be_read(
     assert message is None if start is None else (message or "").startswith(start.format(half=half))
 
 
+def test_a_last_checkpoint_that_was_cut_off_is_copied_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("checkpoint_best.pt", "checkpoint_1_100.pt", "checkpoint_last.pt"):
+        (tmp_path / name).write_bytes(b"PK\x03\x04 and no more")
+        os.utime(tmp_path / name, (1, len(name)))
+    monkeypatch.setattr("sys.argv", f"fairseq-train data --arch transformer --save-dir {tmp_path}".split())
+    message = explained(checkpoint_utils.load_checkpoint_to_cpu, str(tmp_path / "checkpoint_last.pt"))
+    assert message is not None and "checkpoint_last.pt: cut off" in message and "copy checkpoint_1_100.pt in" in message
+
+
 def test_a_training_resumes_its_own_model(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = torch.load(corpus.verifier)
     state["model"]["encoder.layers.0.fc1.bias"] += 1
