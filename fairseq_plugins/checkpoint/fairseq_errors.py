@@ -19,6 +19,7 @@ _KNOWN = (
     ("main", "too many values to unpack", "--print-alignment", "is not for fairseq-interactive", "give hard"),
     ("_main", "expected str instance, int found", "--print-alignment", "is not for {--score-reference}", "give hard"),
     ("init_constraints", "NoneType", "--constraints", "fairseq-generate has none", "use fairseq-interactive"),
+    ("add_sequence", "^$", "--constraints", "a line has an empty one", "give a phrase after each tab"),
     ("build_generator", "mutually exclusive", None, "{--sampling}, {--match-source-len}, {--diverse-beam-groups} and "
      "{--diversity-rate} exclude each other", "give one of them"),
     ("_generate", "min_len cannot be larger", "--min-len", "longer than the longest output allowed", "lower it or "
@@ -43,6 +44,8 @@ def wrong_option(error: BaseException, given: Mapping[str, Any]) -> Configuratio
         return ConfigurationError(flag(missing[1]), None, "is missing", "give the file")
     if isinstance(error, ImportError) and "install" in reason:  # for --scoring
         return ConfigurationError(None, None, reason)
+    if type(error).__name__ in ("URLError", "ConnectionError"):
+        return ConfigurationError(None, None, f"a download failed ({reason[:200]})", "run it once with a connection")
     names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
     # Every error passes through the main functions.
     functions = {*names} - ({"main", "_main"} - {*names[-2:]})

@@ -15,14 +15,14 @@ SHOWN = {"bleu": "BLEU, tokenised", "sacrebleu": "sacreBLEU", "chrf": "chrF2", "
 
 
 def metric_of(name: str, settings: Namespace) -> Metric:
-    """Return sacrebleu's metric; raises ConfigurationError for a tokenizer that is not installed."""
+    """Return sacrebleu's metric; raises ConfigurationError for a tokenizer that is not there, or not to be had."""
     if name == "bleu":  # without tokenisation or smoothing
         return sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
     if name != "sacrebleu":
         return sacrebleu.CHRF() if name == "chrf" else sacrebleu.TER()
     try:
         return sacrebleu.BLEU(tokenize=settings.tokenize, trg_lang=settings.lang)
-    except (ImportError, RuntimeError) as error:
+    except (ImportError, RuntimeError, OSError) as error:  # the last one of a download
         raise ConfigurationError("--tokenize", settings.tokenize or settings.lang, str(error)) from error
 
 

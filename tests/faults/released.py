@@ -93,6 +93,7 @@ def spoiled(folder: Path, models: Path, data: Path) -> Path:
     state["cfg"]["model"].adaptive_softmax_cutoff = "[]"
     torch.save(state, folder / "verifier.setting.pt")
     (folder / "long.txt").write_text("\u25b1A\n" + "a " * 3000 + "\n", encoding="utf-8")
+    (folder / "constraint.txt").write_text("\u25b1A\t\t\u25b1A\n", encoding="utf-8")
     shutil.copytree(models, folder / "model", ignore=shutil.ignore_patterns("SHA256SUMS"))
     subwords = folder / "model" / "subwords.model"
     subwords.write_bytes(subwords.read_bytes()[:1000])

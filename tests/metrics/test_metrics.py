@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
+from urllib.error import URLError
 
 import pytest
 import sacremoses
@@ -91,6 +93,16 @@ def test_values_equal_sacrebleu(files: SimpleNamespace, capsys: pytest.CaptureFi
         name = {"BLEU": "sacreBLEU"}.get(name, name)
         assert _values(printed)[name] == value
         assert f"{name}: {signature}" in printed
+
+
+def test_tokenizers_that_cannot_be_downloaded_are_named(
+    files: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("urllib.request.urlopen", Mock(side_effect=URLError("no route")))
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_spm.SACREBLEU_DIR", str(files.folder))
+    arguments = ["--hypotheses", files.hypothesis, "--references", files.reference, "--tokenize", "flores200"]
+    assert cli.main(arguments) == 2
+    assert "error: --tokenize flores200: <urlopen error no route>" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("compounds", [False, True])
