@@ -42,7 +42,8 @@ def convert(source: Path, target: Path, ignored: Collection[str] = ()) -> None:
         raise ConfigurationError(None, target, "exists already", "give another folder")
     config = Config(source)
     bpe = byte_level_bpe(source)
-    vocabulary, subwords = Vocabulary(source, config, bpe), text_files(source, bpe)
+    vocabulary = Vocabulary(source, config, bpe)
+    subwords = text_files(source, bpe, vocabulary.unmerged)
     settings = _settings_of(config, vocabulary, ignored)
     state = _state(source, config, vocabulary)
     with new_folder(target, "OUT") as folder:

@@ -1,11 +1,12 @@
 """The vocabulary of a model in Hugging Face's format: names of its ids, and their order in fairseq's dictionary."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
 import sentencepiece
+from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 
 from fairseq_plugins.conversion.families import Config, TokenId
 from fairseq_plugins.conversion.sentencepiece_model import Tokenizer, pairs_of, sentencepiece_model
@@ -50,6 +51,7 @@ class Vocabulary:
             `<s>`).
         symbols: symbols of fairseq's dictionary from id 4 on.
         names: the symbol of each of the model's ids.
+        unmerged: name -> id of the tokens that byte-level subwords lack; empty for other subwords.
 
     Args:
         folder: folder of the model.
@@ -74,13 +76,14 @@ class Vocabulary:
         special = [ids.get(name) for name in SPECIAL]
         self.order = [*special, *(number for number in range(size) if number not in special)]
         # fairseq's dictionary of BART has numbers of byte-level subwords as symbols.
-        is_numbered = bpe is not None
+        names = {number: f"madeupword{number}" for number in range(size)} | names
         self.symbols = [
-            f"madeupword{number}" if name is None else str(number) if is_numbered and name != "<mask>" else name
-            for number, name in (
-                (number, names.get(number)) for number in self.order[len(SPECIAL) :] if number is not None
-            )
+            names[number] if bpe is None or names[number] == "<mask>" else str(number)
+            for number in self.order[len(SPECIAL) :]
+            if number is not None
         ]
+        merged = set() if bpe is None else set(bpe[0].values())
+        self.unmerged = {} if bpe is None else {names[number]: number for number in range(size) if number not in merged}
         _check_symbols(folder, self.symbols)
         symbols = zip(self.order, [*SPECIAL, *self.symbols], strict=True)
         self.names = {number: symbol for number, symbol in symbols if number is not None}
@@ -119,18 +122,25 @@ def byte_level_bpe(folder: Path) -> ByteLevelBPE | None:
     return pieces, [" ".join(pair) for pair in pairs_of(tokenizer, own.get("merges", []), pieces)]
 
 
-def text_files(folder: Path, bpe: ByteLevelBPE | None) -> dict[str, bytes]:
+def text_files(folder: Path, bpe: ByteLevelBPE | None, unmerged: Mapping[str, int] = {}) -> dict[str, bytes]:
     """Return the subword model's files for `load`, name -> content; empty for a model without a tokenizer.
 
     Those of the source suffice: target pieces are joined without a model.
+
+    Args:
+        folder: folder of the model.
+        bpe: its `byte_level_bpe`.
+        unmerged: as `Vocabulary.unmerged`: outputs show the names of these tokens.
 
     Raises:
         ConfigurationError: for a tokenizer without its sentencepiece model, which cannot be made from it either.
     """
     if bpe is not None:
         vocabulary, merges = bpe
+        letters = bytes_to_unicode()
+        named = {"".join(letters[byte] for byte in name.encode()): number for name, number in unmerged.items()}
         lines = "\n".join(["#version: 0.2", *merges, ""])
-        return {"encoder.json": json.dumps(vocabulary).encode(), "vocab.bpe": lines.encode()}
+        return {"encoder.json": json.dumps(named | vocabulary).encode(), "vocab.bpe": lines.encode()}
     file = first_of(folder, "source.spm", "sentencepiece.bpe.model")
     tokenizer = first_of(folder, "tokenizer.json")
     if file is not None:

@@ -156,6 +156,18 @@ def test_byte_level_subwords_that_transformers_5_saved(tmp_path: Path) -> None:
     assert byte_level_bpe(tmp_path / "saved") == bpe
 
 
+def test_outputs_show_added_and_unnamed_tokens(tmp_path: Path) -> None:
+    (tmp_path / "hf").mkdir()
+    tokenizer = save_tokenizer("bart", tmp_path / "hf")
+    tokenizer.add_tokens(["<é>"])
+    tokenizer.save_pretrained(tmp_path / "hf")
+    save_model("bart", tmp_path / "hf", tokenizer)  # with an id that the tokenizer lacks
+    convert(tmp_path / "hf", tmp_path / "out")
+    last = len(tokenizer)
+    model = fairseq_plugins.load(tmp_path / "out", device="cpu")
+    assert model.detokenize([str(last - 1), str(last)]) == f"<é>madeupword{last}"
+
+
 # Compatibility forms, accents as marks, other scripts, unknown characters, blanks.
 UNUSUAL = ["① ﬁne  two   spaces", "e\u0301a naïve café\u00a0x\ty", "日本語 ｆｕｌｌ", "😀😀 b", " a ", "a" * 300]
 
