@@ -15,6 +15,8 @@ from fairseq_plugins.process.output import is_tool
 
 # For two of fairseq's criterions, a task and its progress bar.
 _MODULES = ("sklearn", "sklearn.metrics", "scipy.stats", "tensorboardX", "torch.utils.tensorboard")
+# Objects that Python 3.12 freezes itself when it starts are fewer; a program that has frozen more keeps them frozen.
+_MOST_OF_PYTHON = 1000
 
 
 class _Deferred(ModuleType):
@@ -102,7 +104,7 @@ def without_garbage_collection() -> Iterator[None]:
     had visited them. So do the program's own objects, after a collection of its young garbage.
     """
     was_enabled = gc.isenabled()
-    ages = was_enabled and not is_tool() and gc.get_freeze_count() == 0
+    ages = was_enabled and not is_tool() and gc.get_freeze_count() < _MOST_OF_PYTHON
     if ages:
         gc.collect(1)
     gc.disable()
