@@ -16,7 +16,7 @@ from fairseq_plugins.api.options import (
 )
 from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.decoding.method import MethodSpec
-from fairseq_plugins.decoding.suppression import SuppressedTokens, suppressed_tokens
+from fairseq_plugins.decoding.suppression import SuppressedTokens, check_end, suppressed_tokens
 from fairseq_plugins.errors import ConfigurationError
 
 BATCH_SIZE = 32
@@ -108,7 +108,10 @@ class Generators:
 
     def _suppressed(self, options: dict[str, Any]) -> SuppressedTokens:
         """Return the suppressed tokens of a call."""
-        found = suppressed_tokens(options, self._session.task.target_dictionary)
+        target = self._session.task.target_dictionary
+        found = suppressed_tokens(options, target)
+        if self._spec.build is None:
+            check_end(found.everywhere, target.eos())
         if found.at_beginning and self._spec.build is None:
             raise ConfigurationError(
                 "--begin-suppress-tokens", None, "is not for fairseq's own search", "use {--decoder fast-beam}"

@@ -1,6 +1,6 @@
 """Suppressed tokens, as in Hugging Face's `generate`: `--suppress-tokens`, `--begin-suppress-tokens`."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -41,6 +41,13 @@ def suppressed_tokens(options: dict[str, Any], target: Dictionary) -> Suppressed
     return SuppressedTokens(
         *(_ids(options[name], target, name) for name in ("suppress_tokens", "begin_suppress_tokens"))
     )
+
+
+def check_end(suppressed: Collection[int], eos: int) -> None:
+    """Raise ConfigurationError if fairseq's own search could end no hypothesis, where it fails an assertion."""
+    if eos in suppressed:
+        problem = "ends sentences, without which fairseq's own search fails"
+        raise ConfigurationError("--suppress-tokens", "</s>", problem, "use {--decoder fast-beam}")
 
 
 def _ids(tokens: str | Sequence[str] | None, target: Dictionary, name: str) -> tuple[int, ...]:

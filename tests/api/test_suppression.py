@@ -63,6 +63,8 @@ def test_commands_suppress_tokens(tmp_path: Path) -> None:
         ({}, {"suppress_tokens": ["none-such"]}, "suppress.tokens none-such: is not in the target"),
         ({"begin_suppress_tokens": "none-such"}, {}, "begin.suppress.tokens none-such: is not in the target"),
         ({}, {"suppress_tokens": 3}, "suppress.tokens 3: give"),
+        ({"decoder": "beam"}, {"suppress_tokens": ["</s>"]}, "suppress.tokens </s>: ends sentences.* fast-beam"),
+        ({"decoder": "beam", "suppress_tokens": "</s>"}, {}, "suppress.tokens </s>: ends sentences.* fast-beam"),
         ({"decoder": "beam"}, {"begin_suppress_tokens": ["</s>"]}, "begin.suppress.tokens.*: is not for .*--decoder"),
         ({"decoder": "beam", "begin_suppress_tokens": "</s>"}, {}, "begin.suppress.tokens </s>: is not for --decoder"),
     ],
