@@ -112,6 +112,11 @@ def with_json(folder: Path, file: str, change: Callable[[Any], Any]) -> None:
     (folder / file).write_text(json.dumps(value))
 
 
+def with_index(folder: Path, shard: str) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": shard}}))
+
+
 # What is done to a folder -> the error, which names the file.
 CRAFTED: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "pickle": ("marian", lambda to: (to / "model.safetensors").rename(to / "pytorch_model.bin"), "bin is not read"),
@@ -133,12 +138,9 @@ CRAFTED: dict[str, tuple[str, Callable[[Path], Any], str]] = {
         with_json(to, "config.json", lambda v: v.update(max_position_embeddings=512)),
         with_json(to, "generation_config.json", lambda v: v.update(min_new_tokens=201, max_length=None)),
     ], "generation_config.json: its shortest output has 201 tokens, its longest 200"),
-    "shard outside": ("marian", lambda to: (to / "model.safetensors.index.json").write_text(
-        '{"weight_map": {"w": "../outside"}}'), "outside: no such file"),
-    "shard without end": ("marian", lambda to: (to / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": {"w": "x" * 500}})), "x: no such file"),
-    "control characters": ("marian", lambda to: (to / "model.safetensors.index.json").write_text(
-        r'{"weight_map": {"w": "\u001b[31m"}}'), r"\\x1b\[31m: no such file"),
+    "shard outside": ("marian", lambda to: with_index(to, "../outside"), "outside: no such file"),
+    "shard without end": ("marian", lambda to: with_index(to, "x" * 500), "x: no such file"),
+    "control characters": ("marian", lambda to: with_index(to, "\x1b[31m"), r"\\x1b\[31m: no such file"),
     "empty subwords": ("marian", lambda to: (to / "source.spm").write_bytes(b""), "source.spm: not a model"),
     "merges": ("bart", lambda to: (to / "merges.txt").write_text("a secret\n"), "merges.txt: its merge 'a secret'"),
     "merges in JSON": ("nllb", lambda to: [(to / "sentencepiece.bpe.model").unlink(), with_json(
@@ -168,6 +170,8 @@ def test_what_is_no_file_is_refused(file: str, folders: dict[str, Path], tmp_pat
     folder = tmp_path / "hf"
     shutil.copytree(folders["marian"], folder)
     (folder / file).unlink(missing_ok=True)
+    if file.endswith(".index.json"):
+        (folder / "model.safetensors").unlink()  # which is read first
     os.mkfifo(folder / file)
     with refused(f"hf/{file}: is not a file"):
         convert(folder, tmp_path / "out")
