@@ -139,6 +139,9 @@ def text_files(folder: Path, bpe: ByteLevelBPE | None, unmerged: Mapping[str, in
         vocabulary, merges = bpe
         letters = bytes_to_unicode()
         named = {"".join(letters[byte] for byte in name.encode()): number for name, number in unmerged.items()}
+        missing = sorted(set(letters.values()) - (named | vocabulary).keys())
+        if missing:
+            raise ConfigurationError(None, folder, f"its subwords of bytes lack {missing[0]!r}", "copy the model again")
         lines = "\n".join(["#version: 0.2", *merges, ""])
         return {"encoder.json": json.dumps(named | vocabulary).encode(), "vocab.bpe": lines.encode()}
     file = first_of(folder, "source.spm", "sentencepiece.bpe.model")
