@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from fairseq import utils
+from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.logging import metrics
 from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
@@ -133,9 +134,11 @@ class TrainsDrafters(DecodesWithDrafts):
         return model
 
     def build_criterion(self, cfg: Any, *args: Any, **kwargs: Any) -> Any:
-        """Build the loss; raise ConfigurationError for that of another model."""
+        """Build the loss; raise ConfigurationError for that of another model. Users' own losses are for any."""
         name = getattr(cfg, "_name", None) or getattr(cfg, "criterion", None)
-        if self._loss != name and (self._loss is not None or name in _LOSSES.values()):
+        of = getattr(CRITERION_REGISTRY.get(name), "__module__", "")
+        is_own = not of.startswith(("fairseq.", "fairseq_plugins."))
+        if not is_own and self._loss != name and (self._loss is not None or name in _LOSSES.values()):
             remedy = "choose another" if self._loss is None else f"add {{--criterion {self._loss}}}"
             raise ConfigurationError("--criterion", name, "does not train this {--arch}", remedy)
         return super().build_criterion(cfg, *args, **kwargs)

@@ -111,10 +111,11 @@ class CheckedTranslation(TranslationTask):
         epoch: int = 1,
         **kwargs: Any,
     ) -> Any:
-        """Return batches of any size, those of the first epoch in all others, too.
+        """Return batches of any size; those made once for all epochs are those of the first one.
 
         fairseq 0.12 makes them at its start, in an order that depends on the epoch: a training that resumed in its
-        second epoch then had other batches than one that was not stopped.
+        second epoch then had other batches than one that was not stopped. With `--update-epoch-batch-itr`, and for data
+        in several folders, each epoch has its own.
 
         fairseq 0.12 drops a last batch whose size is not a multiple of `--required-batch-size-multiple`, 8 by default.
         Lines of `fairseq-interactive` that are too long are named and left out, and the exit status is 1; in fairseq
@@ -126,8 +127,10 @@ class CheckedTranslation(TranslationTask):
                 fail(f"line {before + index + 1}: has {dataset.src_sizes[index]} tokens, and the model reads at most "
                      f"{limits[0]}; it has no translation; split it")  # fmt: skip
             kwargs["ignore_invalid_inputs"] = True
+        made_once = not kwargs.get("update_epoch_batch_itr") and not self.has_sharded_data("train")
+        first = seed + 1 - epoch if made_once else seed
         batches = super().get_batch_iterator(
-            dataset, *args, required_batch_size_multiple=1, seed=seed + 1 - epoch, epoch=epoch, **kwargs
+            dataset, *args, required_batch_size_multiple=1, seed=first, epoch=epoch, **kwargs
         )
         batches.seed = seed
         return batches

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from fairseq.data import Dictionary
+from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.data import Dictionary, LanguagePairDataset
 
 from fairseq_plugins.criterions.glat_loss import GlatLoss
 from fairseq_plugins.decoding import methods
@@ -199,6 +200,14 @@ def test_each_model_has_its_loss(arch: str, criterion: str, remedy: str) -> None
         task.build_criterion(Namespace(criterion=criterion, _name=criterion))
 
 
+def test_a_loss_of_the_users_own_trains_a_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = type("OwnLoss", (GlatLoss,), {"__module__": "users_plugin.losses"})
+    monkeypatch.setitem(CRITERION_REGISTRY, "own_loss", own)
+    task = make_task(block_size=4)
+    task.build_model(make_args(arch="block_nat"))
+    assert isinstance(task.build_criterion(Namespace(criterion="own_loss", label_smoothing=0.1)), own)
+
+
 @pytest.mark.parametrize("option", [{"adaptive_softmax_cutoff": "5,10"}, {"scale_heads": True}])
 def test_a_drafter_that_could_not_draft_is_not_trained(option: dict[str, Any]) -> None:
     with refused("--arch block_nat: cannot draft: it uses .*; leave that out"):
@@ -239,6 +248,19 @@ def test_sentences_are_as_long_as_the_verifier_reads(monkeypatch: pytest.MonkeyP
     verifier = make_transformer(task, max_source_positions=40, max_target_positions=50)
     monkeypatch.setattr(task, "training_verifier", lambda: verifier)
     assert task.max_positions() == (40, 50)
+
+
+@pytest.mark.parametrize("data, again", [("data", True), ("data:more", False), ("data", False)])
+def test_epochs_have_their_own_batches_where_fairseq_makes_them_again(data: str, again: bool) -> None:
+    def batches(epoch: int) -> list[list[int]]:
+        given = make_task(data=data)  # one as in a resumed training
+        lengths, tokens = [1 + number % 5 for number in range(60)], given.source_dictionary
+        dataset = LanguagePairDataset([torch.full((n,), 5) for n in lengths], lengths, tokens)
+        made = given.get_batch_iterator(dataset, max_tokens=15, epoch=epoch, update_epoch_batch_itr=again)
+        assert made.seed == 1
+        return list(map(list, made.batch_sampler))
+
+    assert (batches(1) == batches(2)) == (data == "data" and not again)
 
 
 def training_step(given: SpecDecTask) -> tuple[BlockNat, dict[str, Any]]:
