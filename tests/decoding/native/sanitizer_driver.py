@@ -76,6 +76,8 @@ def _status_of(call: Callable[[], None]) -> int:
 
 def main(library: str) -> int:
     _use(library)
+    from tests.decoding.native import test_generator  # noqa: F401  # so that the child processes need not import it
+
     for fault in FAULTS:
         print(f"{fault.__name__} {_status_of(fault)}", flush=True)
     for stream in (sys.stdout, sys.stderr):
