@@ -116,9 +116,11 @@ def events_until(made: Any, count: int, seconds: float = 60) -> list[tuple]:
     """Return events until `count` sentences have ended."""
     events: list[tuple] = []
     deadline = time.monotonic() + seconds
-    while sum(iteration is None for _, _, iteration, _ in events) < count:
+    while count > 0:
         assert time.monotonic() < deadline, f"{count} sentences have not ended"
-        events += made.take(0.1)
+        taken = made.take(0.1)
+        events += taken
+        count -= sum(iteration is None for _, _, iteration, _ in taken)
     return events
 
 
