@@ -146,7 +146,7 @@ class TrainsDrafters(DecodesWithDrafts):
     def _check_tool(self, cfg: Any) -> None:
         """Raise ConfigurationError for options of fairseq-train with which this training would fail later."""
         given = arguments_of_fairseqs_tool()
-        metric = given.get("best_checkpoint_metric")
+        metric = None if given.get("disable_validation") else given.get("best_checkpoint_metric")
         if _is_drafter(cfg) and given.get("store_ema"):  # which cannot average integers
             remedy = "leave it out, and average its checkpoints with `spec-dec-average`"
             raise ConfigurationError("--store-ema", None, "is not for {--arch block_nat}", remedy)

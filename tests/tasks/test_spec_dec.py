@@ -242,6 +242,13 @@ def test_what_would_end_a_training_is_refused_at_its_start(
         make_task().build_model(make_args(arch="block_nat"))
 
 
+@pytest.mark.parametrize("metric", ["tokens_per_iteration", "bleu"])
+def test_a_training_without_validation_measures_no_metric(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = f"--best-checkpoint-metric {metric} --disable-validation"
+    monkeypatch.setattr("sys.argv", f"fairseq-train data --task spec_dec --arch block_nat {options}".split())
+    make_task().build_model(make_args(arch="block_nat"))
+
+
 def test_sentences_are_as_long_as_the_verifier_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     task = make_task()
     assert task.max_positions() == (1024, 1024)
