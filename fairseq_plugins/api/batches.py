@@ -215,7 +215,9 @@ class BatchDecoder:
             hypotheses = self._session.decode(generator, sample)
         except (AssertionError, RuntimeError) as error:  # of fairseq's own search
             wrong = wrong_option(error, {**search.options, **search.drawing})
-            raise error if wrong is None else wrong from error
+            if wrong is None:
+                raise
+            raise wrong from error
         self.statistics.seconds += time.perf_counter() - started
         stats = getattr(generator, "stats", None)
         counted = stats.take() if isinstance(stats, RecordedStats) else {}

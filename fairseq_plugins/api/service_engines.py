@@ -98,7 +98,7 @@ class ContinuousEngine:
         self._backend.generator.close()
         if self._thread is not threading.current_thread():
             self._thread.join()  # before the aligner ends, to which it passes sentences
-        self._aligner.shutdown(cancel_futures=True)
+        self._aligner.shutdown(wait=False, cancel_futures=True)  # its own thread may close, in a caller's function
 
     def _request(self, sentence: Input) -> tuple[dict[str, Any], Constraints, int]:
         """Return the arguments of a backend for a sentence, with the prefix and first token of the task."""

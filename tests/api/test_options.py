@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from fairseq.dataclass.configs import GenerationConfig
@@ -103,3 +104,10 @@ def test_errors_name_options_as_they_were_given(
 def test_options_that_fairseqs_own_search_refuses(options: dict, message: str) -> None:
     with refused(message):
         loaded("beam").translate("A man.", **options)
+
+
+def test_other_errors_of_a_search_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaded("beam")._session, "decode", Mock(side_effect=RuntimeError("gone")))
+    with pytest.raises(RuntimeError, match="gone") as raised:
+        loaded("beam").translate("A man.")
+    assert raised.value.__cause__ is None

@@ -265,6 +265,20 @@ def test_closing_waits_and_then_drops(model: Model) -> None:
         long.result(0)
 
 
+@pytest.mark.parametrize("options", [{}, {"alignments": True}])
+def test_a_callers_function_may_close(options: dict[str, Any], model: Model) -> None:
+    """It runs in a thread of the service, for which closing does not wait."""
+    service, has_closed = model.service(), threading.Event()
+
+    def close(_: Any) -> None:
+        service.close()
+        has_closed.set()
+
+    with model._weights:  # alignments wait for it, until the function is added
+        service.submit(TEXTS[0], **options).add_done_callback(close)
+    assert has_closed.wait(30)
+
+
 @pytest.mark.parametrize("options", [{}, {"no_compiled_steps": True}])
 def test_an_end_after_the_end_harms_nobody(options: dict[str, Any]) -> None:
     """Closing a service ends sentences that its own thread may end at the same time."""
