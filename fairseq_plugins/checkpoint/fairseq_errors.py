@@ -8,6 +8,7 @@ from typing import Any
 from fairseq_plugins.errors import ConfigurationError, flag, one_line
 
 _REFINEMENT = "is for models that refine their outputs", "leave it out"
+_NOT_GIVEN = (None, False, -1, "{}")  # fairseq's defaults of the options below
 _NO_UNK = "fairseq 0.12 fails where an output has <unk>, and changes nothing else; leave it out"
 
 # A function in the traceback, what the message has -> the option, and what to say of it.
@@ -28,7 +29,6 @@ _KNOWN = (
     ("post_process", "Unknown post_process", "--post-process", "is none that fairseq knows", "give subword_nmt or "
      "sentencepiece"),
     ("step", "selected index k out of range", "--sampling-topk", "more than the vocabulary has", "lower it"),
-    ("__init__", "num_workers option should be", "--num-workers", "give a whole number of at least 0", ""),
     ("convert_namespace_to_omegaconf", r"tokenizer\.(source|target)_lang=null", "--tokenizer", "needs the languages",
      "add {--source-lang} and {--target-lang}"),
     ("convert_namespace_to_omegaconf", "Could not find 'bpe/", "--bpe", "fairseq 0.12 cannot set it up",
@@ -52,12 +52,13 @@ def wrong_option(error: BaseException, given: Mapping[str, Any]) -> Configuratio
     for function, pattern, option, problem, remedy in _KNOWN:
         if function in functions and re.search(pattern, reason):
             value = None if option is None else given.get(option[2:].replace("-", "_"))
-            return ConfigurationError(option, None if value is True else value, problem, remedy)
+            if option is None or value not in _NOT_GIVEN:
+                return ConfigurationError(option, None if value is True else value, problem, remedy)
     if isinstance(error, OSError):
         # The second is fairseq's own, of codes of subwords.
         unknown = re.fullmatch("file (.*) not found", reason)
         file = error.filename or (unknown and unknown[1])
         for name, value in given.items():
-            if file is not None and value == file:
+            if isinstance(file, str) and value == file:
                 return ConfigurationError(flag(name), value, error.strerror or "no such file", "give another one")
     return None

@@ -1,5 +1,6 @@
 """Errors of fairseq's tools as one line that names the file; all others keep their traceback."""
 
+import ast
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +70,14 @@ def test_a_training_resumes_its_own_model(corpus: Corpus, tmp_path: Path, monkey
     assert size is not None and size.startswith(f"{corpus.drafter}: does not fit this training's options")
     other = explained(run_in_process, "train", f"{command} --verifier-path {tmp_path}/other.pt --block-size 6")
     assert other is not None and other.startswith("--share-encoder: this drafter was trained on the states of another")
+
+
+@pytest.mark.parametrize("given", ["", "--model-overrides {x"])
+def test_an_option_that_was_not_given_is_not_to_blame(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other programs read literals, too, such as numpy in files of arrays."""
+    monkeypatch.setattr("sys.argv", f"fairseq-generate data --path none.pt {given}".split())
+    message = explained(ast.literal_eval, "{x")
+    assert message is None if not given else (message or "").startswith(given)
 
 
 def test_missing_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
