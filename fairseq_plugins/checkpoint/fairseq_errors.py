@@ -46,7 +46,11 @@ def wrong_option(error: BaseException, given: Mapping[str, Any]) -> Configuratio
         return ConfigurationError(None, None, reason)
     if type(error).__name__ in ("URLError", "ConnectionError"):
         return ConfigurationError(None, None, f"a download failed ({reason[:200]})", "run it once with a connection")
-    names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = [frame.f_code.co_name for frame in frames]
+    if "_override_attr" in names and "literal_eval" in names:  # of an option of fairseq's settings
+        of = dict(zip(names, frames, strict=True))["_override_attr"].f_locals
+        return ConfigurationError(flag(of["k"]), of["val"], "is no value of Python", "give one such as True or [1, 2]")
     # Every error passes through the main functions.
     functions = {*names} - ({"main", "_main"} - {*names[-2:]})
     for function, pattern, option, problem, remedy in _KNOWN:
