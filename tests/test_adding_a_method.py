@@ -98,32 +98,16 @@ def test_method_of_the_page_is_in_help_and_tables(echo: MethodSpec) -> None:
         methods.check_options(config(decoding_method="gad", echo_width=3))
 
 
-# fairseq-generate with three options, in forks of a process that has imported fairseq, but no plugin.
-THREE_COMMANDS = """
-import os, sys
-from fairseq_cli.generate import cli_main
-
-for options in ("--decoder magic", "--echo-width 0", "--echo-width 6"):
-    if os.fork() == 0:
-        sys.argv = ["fairseq-generate", *sys.argv[1:], *options.split()]
-        sys.exit(cli_main())
-    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
-"""
-
-
 def test_command_line_of_a_package_with_two_more_files(package: Path, corpus: Corpus, tmp_path: Path) -> None:
     """As a user adds it: no other file knows of it, and the kernels decode with it."""
     common = f"{corpus.data} --path {corpus.verifier} --cpu --beam 1 --batch-size 9 --required-batch-size-multiple 1"
     expected = run_in_process("generate", f"{common} --task translation", plugin=False)
-    given = f"{common} --user-dir {package} --task spec_dec --decoder echo"
-    command = [sys.executable, "-c", THREE_COMMANDS, *given.split()]
+    given = f"{common} --user-dir {package} --task spec_dec --decoder echo --echo-width 6"
+    command = [sys.executable, "-m", "fairseq_cli.generate", *given.split()]
     # In a folder where the package of this project is not found first.
     environment = {**os.environ, "PYTHONPATH": "", "CUDA_VISIBLE_DEVICES": ""}
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert [line for line in run.stdout.splitlines() if line.isdigit()] == ["2", "1", "0"]
-    unknown, refused = [line for line in run.stderr.splitlines() if line.startswith("error: ")]
-    assert unknown.startswith("error: --decoder magic: no such value; ")
-    assert refused == "error: --echo-width 0: give at least 1 token to draft" and "Traceback" not in run.stderr
+    assert run.returncode == 0, run.stderr
     outputs = [sorted(re.findall(r"^H-\d+\t.*\t(.*)$", text, re.MULTILINE)) for text in (expected.stdout, run.stdout)]
     assert outputs[0] == outputs[1] and len(outputs[0]) == 36
     assert re.search(r"^echo: 36 sentences, .*; native: ", run.stderr, re.MULTILINE)
