@@ -36,7 +36,7 @@ std::pair<std::string, bool> current_error() {
 
 ContinuousBatch::ContinuousBatch(const Transformer& encoder, GreedySearch& greedy, BeamSearch* beam, Batch& batch,
                                  const RunOptions& run_options, const OpenOptions& options)
-    : encoder(encoder), greedy(greedy), beam(beam), batch(batch), run_options(run_options), options(options) {
+    : options(options), encoder(encoder), greedy(greedy), beam(beam), batch(batch), run_options(run_options) {
     const int64_t per_thread = options.max_sentences > 0
                                    ? (options.max_sentences + options.threads - 1) / options.threads
                                    : std::min(MAX_SENTENCES, std::max(run_options.micro_batch_rows, int64_t{1}));
