@@ -48,6 +48,7 @@ class TaskSession:
                 raise
             raise ConfigurationError("--task", cfg.task._name, str(error)) from error
         self.task.reports_summary = False  # the command prints its own
+        self.task.keeps_weights = True
 
     @cached_property
     def models(self) -> list[FairseqEncoderDecoderModel]:

@@ -1,8 +1,8 @@
 """Convert fairseq's modules for a module of kernels: Transformers and the parts of drafters."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, overload
 
 import torch
@@ -50,12 +50,14 @@ class KernelWeights(ABC):
         batch_invariant: make the result of a row independent of the number of rows, to the last bit.
         many_rows: choose formats that are fast for steps of many rows.
         drafts_of_fp32: for the drafter of a verifier in fp32, with which it shares embeddings.
+        shared: what was converted of models whose weights never change, for all generators; None shares nothing.
     """
 
     int8: bool = False
     batch_invariant: bool = False
     many_rows: bool = False
     drafts_of_fp32: bool = False
+    shared: dict[Any, Any] | None = field(default=None, compare=False, repr=False)
 
     @property
     @abstractmethod
@@ -144,12 +146,18 @@ class KernelWeights(ABC):
         Raises:
             Unsupported: for a decoder that the kernels do not support.
         """
+        if projection is None:
+            return self._shared(
+                (decoder, screens), lambda: self._decoder(decoder, vocabulary_projection(decoder), screens)
+            )
+        return self._decoder(decoder, projection, screens)
+
+    def _decoder(self, decoder: TransformerDecoderBase, projection: Linear | None, screens: bool) -> AnyTransformer:
         reason = unsupported_reason(decoder)
         if reason is not None:
             raise Unsupported(reason)
         if decoder.project_in_dim is not None or decoder.project_out_dim is not None:
             raise Unsupported("the embeddings have another width than the layers")
-        projection = vocabulary_projection(decoder) if projection is None else projection
         if projection is None:
             raise Unsupported(f"the vocabulary projection of {type(decoder).__name__} is not a linear layer")
         converted, screen = self.linear(projection), self.screen(projection) if screens else {}
@@ -172,7 +180,21 @@ class KernelWeights(ABC):
             return None
         if encoder.embed_positions is not None and not isinstance(encoder.embed_positions, KNOWN_POSITIONS):
             return None
-        return self._transformer(encoder, [self._layer(read_encoder_layer, each) for each in encoder.layers], None)
+        return self._shared(
+            encoder,
+            lambda: self._transformer(
+                encoder, [self._layer(read_encoder_layer, each) for each in encoder.layers], None
+            ),
+        )
+
+    def _shared(self, of: Hashable, convert: Callable[[], AnyTransformer]) -> AnyTransformer:
+        """Return what another generator has converted with these settings, if they share that; else convert it."""
+        if self.shared is None:
+            return convert()
+        if (self, of) not in self.shared:
+            self.shared[self, of] = convert()
+        converted: AnyTransformer = self.shared[self, of]
+        return converted
 
     def _transformer(
         self,
@@ -206,7 +228,9 @@ class KernelWeights(ABC):
         weight, bias = own
         if vocabulary is not None:
             weight, bias = ordinary(weight)[vocabulary], None if bias is None else bias[vocabulary]
-        return self.decoder(decoder, (weight, bias))
+        # They are the most frequent tokens: as many are the same.
+        size = None if vocabulary is None else len(vocabulary)
+        return self._shared((decoder, size), lambda: self.decoder(decoder, (weight, bias)))
 
     def path(self, decoder: BlockNatDecoder, vocabulary: Tensor | None) -> AnyPath:
         """Convert the layers that choose a draft's tokens from their scores (drafters/path.py); a GRU stays in fp32."""

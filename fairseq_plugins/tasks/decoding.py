@@ -61,6 +61,7 @@ class Decoding:
         self.counts_survival = False  # see `MethodContext.counts_survival`
         self.batch_invariant = False  # of the kernels' fp32 products, too: see `NativeWeights`
         self.numbers: LineNumbers | None = None  # of this run's lines
+        self._converted: dict[Any, Any] = {}  # of models whose weights never change: see `KernelWeights`
         # fp32 copies of models in half precision, for a CPU.
         self._computed: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
@@ -178,7 +179,9 @@ class Decoding:
             task.source_dictionary,
             task.target_dictionary,
             Engine(int8=cfg.int8, graphs=graphs),
-            native_weights(cfg, self.batch_invariant),
+            native_weights(
+                cfg, self.batch_invariant, self._converted if getattr(task, "keeps_weights", False) else None
+            ),
             own.temperature,
             own.beam_size if spec.searches_beams else 1,
             counts_survival=self.counts_survival,
@@ -277,6 +280,8 @@ class DecodesWithDrafts(FairseqTask):
 
     # fairseq's commands have no hook at the end of a run: the summary is printed when the generator is deleted.
     reports_summary = True
+    # Whether the weights of its models never change.
+    keeps_weights = False
     # `build_model` does, of a checkpoint.
     checks_settings = True
     # Of --tokenizer and --bpe, None for none.
@@ -375,12 +380,14 @@ def load_drafter(path: str, verifier: nn.Module, task: Any) -> BlockNat:
     return drafter
 
 
-def native_weights(cfg: Any, batch_invariant: bool = False) -> NativeWeights | None:
+def native_weights(
+    cfg: Any, batch_invariant: bool = False, shared: dict[Any, Any] | None = None
+) -> NativeWeights | None:
     """Return the kernels' weight format; None if an option turns them off."""
     if cfg.no_compiled_steps:
         return None
     packed = not cfg.no_packed_weights
-    return NativeWeights(packed, int8=cfg.int8, batch_invariant=batch_invariant)
+    return NativeWeights(packed, int8=cfg.int8, batch_invariant=batch_invariant, shared=shared)
 
 
 def _without_beams(spec: MethodSpec, options: MethodOptions, cfg: Any) -> tuple[MethodSpec, MethodOptions]:

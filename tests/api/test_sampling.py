@@ -3,8 +3,10 @@
 import gc
 import json
 from pathlib import Path
+from unittest import mock
 
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.native.model import NativeWeights
 from fairseq_plugins.translation.cli import run
 from tests.api.released import CLDR, loaded
 from tests.errors import refused
@@ -47,6 +49,17 @@ def test_each_temperature_does_not_take_memory_for_good() -> None:
         model.translate("week", sampling=True, temperature=1 + number / 100)
     assert [*steps, *stream][-1].text == model.translate(TEXTS[1]) == expected
     assert alive() - before < 12
+
+
+def test_weights_are_packed_once() -> None:
+    model = loaded(folder=CLDR)
+    expected = [model.translate(TEXTS[1], sampling=True, temperature=each) for each in (1.0, 2.0)]
+    with mock.patch.object(NativeWeights, "layer", side_effect=AssertionError("packs again")):
+        for each in (1.5, 2.5):
+            model.translate(TEXTS[1], sampling=True, temperature=each)
+    other = loaded(folder=CLDR)
+    found = [other.translate(TEXTS[1], sampling=True, temperature=each) for each in (2.0, 1.0)]
+    assert found[::-1] == expected
 
 
 def test_commands_sample_by_line_and_sentence(tmp_path: Path) -> None:
