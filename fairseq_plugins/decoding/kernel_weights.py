@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, overload
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from fairseq.models import FairseqEncoder
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules import gelu
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq_plugins.checkpoint.compact_weights import ordinary
 from fairseq_plugins.checkpoint.mapped_weights import release_pages
@@ -146,11 +147,8 @@ class KernelWeights(ABC):
         Raises:
             Unsupported: for a decoder that the kernels do not support.
         """
-        if projection is None:
-            return self._shared(
-                (decoder, screens), lambda: self._decoder(decoder, vocabulary_projection(decoder), screens)
-            )
-        return self._decoder(decoder, projection, screens)
+        convert = partial(self._decoder, decoder, projection, screens)
+        return self._shared((decoder, screens), convert) if projection is None else convert()
 
     def _decoder(self, decoder: TransformerDecoderBase, projection: Linear | None, screens: bool) -> AnyTransformer:
         reason = unsupported_reason(decoder)
@@ -158,20 +156,22 @@ class KernelWeights(ABC):
             raise Unsupported(reason)
         if decoder.project_in_dim is not None or decoder.project_out_dim is not None:
             raise Unsupported("the embeddings have another width than the layers")
+        projection = vocabulary_projection(decoder) if projection is None else projection
         if projection is None:
             raise Unsupported(f"the vocabulary projection of {type(decoder).__name__} is not a linear layer")
         converted, screen = self.linear(projection), self.screen(projection) if screens else {}
         release_pages(decoder.parameters())
-        layers = [self._layer(read_decoder_layer, each) for each in decoder.layers]
-        return self._transformer(decoder, layers, converted, **screen)
+        return self._transformer(decoder, self._layers(read_decoder_layer, decoder), converted, **screen)
 
     def screen(self, projection: Linear) -> dict[str, Any]:
         """Return what finds best tokens faster, as arguments of `KernelModule.transformer`; empty for nothing."""
         return {}
 
-    def _layer(self, read: Callable[[Any], Layer], module: nn.Module) -> KernelLayer:
-        converted = self.layer(read(module))
-        release_pages(module.parameters())
+    def _layers(self, read: Callable[[Any], Layer], module: Any) -> list[KernelLayer]:
+        converted = []
+        for layer in module.layers:
+            converted.append(self.layer(read(layer)))
+            release_pages(layer.parameters())
         return converted
 
     def encoder(self, encoder: FairseqEncoder) -> AnyTransformer | None:
@@ -181,10 +181,7 @@ class KernelWeights(ABC):
         if encoder.embed_positions is not None and not isinstance(encoder.embed_positions, KNOWN_POSITIONS):
             return None
         return self._shared(
-            encoder,
-            lambda: self._transformer(
-                encoder, [self._layer(read_encoder_layer, each) for each in encoder.layers], None
-            ),
+            encoder, lambda: self._transformer(encoder, self._layers(read_encoder_layer, encoder), None)
         )
 
     def _shared(self, of: Hashable, convert: Callable[[], AnyTransformer]) -> AnyTransformer:
