@@ -122,7 +122,7 @@ def byte_level_bpe(folder: Path) -> ByteLevelBPE | None:
     return pieces, [" ".join(pair) for pair in pairs_of(tokenizer, own.get("merges", []), pieces)]
 
 
-def text_files(folder: Path, bpe: ByteLevelBPE | None, unmerged: Mapping[str, int] = {}) -> dict[str, bytes]:
+def text_files(folder: Path, bpe: ByteLevelBPE | None, unmerged: Mapping[str, int]) -> dict[str, bytes]:
     """Return the subword model's files for `load`, name -> content; empty for a model without a tokenizer.
 
     Those of the source suffice: target pieces are joined without a model.

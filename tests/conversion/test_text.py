@@ -184,7 +184,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def pieces_of(folder: Path) -> sentencepiece.SentencePieceProcessor:
-    return sentencepiece.SentencePieceProcessor(model_proto=text_files(folder, None)["subwords.model"])
+    return sentencepiece.SentencePieceProcessor(model_proto=text_files(folder, None, {})["subwords.model"])
 
 
 def test_subwords_of_tokenizer_json_are_those_of_the_tokenizer(saved: tuple[Any, Path, Path]) -> None:
@@ -232,7 +232,7 @@ def test_tokenizers_that_sentencepiece_cannot_imitate(
 
     message = rf"changed: has no sentencepiece.bpe.model, and its tokenizer.json cannot become one \({reason}\); copy "
     with pytest.raises(ConfigurationError, match=message):
-        text_files(changed(saved[2], tmp_path / "changed", change), None)
+        text_files(changed(saved[2], tmp_path / "changed", change), None, {})
 
 
 @pytest.mark.parametrize("saved", ["nllb"], indirect=True)
@@ -248,7 +248,7 @@ def test_merges_in_another_order_are_refused(saved: tuple[Any, Path, Path], tmp_
 
     for change, reason in ((drop, "its merges lack '.+ .+'"), (part, "its merges of '.+' are apart")):
         with pytest.raises(ConfigurationError, match=reason):
-            text_files(changed(saved[2], tmp_path / change.__name__, change), None)
+            text_files(changed(saved[2], tmp_path / change.__name__, change), None, {})
 
 
 @pytest.mark.parametrize("name", MODELS)
