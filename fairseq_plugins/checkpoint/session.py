@@ -48,7 +48,7 @@ class TaskSession:
                 raise
             raise ConfigurationError("--task", cfg.task._name, str(error)) from error
         self.task.reports_summary = False  # the command prints its own
-        self.task.keeps_weights = True
+        self.task.weights_are_fixed = True
 
     @cached_property
     def models(self) -> list[FairseqEncoderDecoderModel]:
@@ -131,12 +131,9 @@ class TaskSession:
         options = self.generation(**generation)
         given = self.models if models is None else models
         if self.language_model is None:
-            generator = self.task.build_generator(given, options)
-        else:
-            more = {"lm_model": self.language_model, "lm_weight": options.lm_weight}
-            generator = self.task.build_generator(given, options, extra_gen_cls_kwargs=more)
-        generator.weights_are_fixed = True
-        return generator
+            return self.task.build_generator(given, options)
+        more = {"lm_model": self.language_model, "lm_weight": options.lm_weight}
+        return self.task.build_generator(given, options, extra_gen_cls_kwargs=more)
 
     def decode(self, generator: Any, sample: dict[str, Any]) -> list[list[dict[str, Any]]]:
         """Decode a batch, after --prefix-size tokens of its target; return the hypotheses, the best first.

@@ -1,4 +1,4 @@
-"""Build the generator of `--decoder` for a task, with the settings of the task's own generator; find its drafter."""
+"""Build the generator of `--decoder` for a task, with the settings of the task's own generator."""
 
 import logging
 from argparse import Namespace
@@ -13,10 +13,9 @@ from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretra
 from torch import nn
 
 from fairseq_plugins.checkpoint.compact_weights import restore
-from fairseq_plugins.checkpoint.loading import build_model, read_checkpoint, read_language_model, unwrap
-from fairseq_plugins.checkpoint.mapped_weights import TakeWeights
+from fairseq_plugins.checkpoint.loading import read_language_model
 from fairseq_plugins.checkpoint.session import options_of
-from fairseq_plugins.checkpoint.settings import check_settings, model_name
+from fairseq_plugins.checkpoint.settings import check_settings
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import Backend, choose_backend
 from fairseq_plugins.decoding.checks import check_finite, check_fit, check_task_options, check_verifiers
@@ -39,6 +38,7 @@ from fairseq_plugins.process.ending import close_with
 from fairseq_plugins.process.output import is_tool
 from fairseq_plugins.shared.files import destination
 from fairseq_plugins.shared.parsing import arguments_of_fairseqs_tool
+from fairseq_plugins.tasks.drafter_loading import drafter_in, load_drafter
 from fairseq_plugins.tasks.drafts import LineNumbers, TaskDrafts
 from fairseq_plugins.tasks.own_generator import (
     check_own,
@@ -106,6 +106,7 @@ class Decoding:
         context = self._context(task, models, own, spec, options, in_training)
         check_fit(spec, options, context)
         generator = self._generator(own, spec, options, context, samples)
+        generator.weights_are_fixed = getattr(task, "weights_are_fixed", False)
         if isinstance(options, ReuseOptions) and (is_one_run or options.drafts is not None):
             generator.drafts = TaskDrafts(options.drafts, task, is_one_run)
         if is_one_run:
@@ -180,7 +181,7 @@ class Decoding:
             task.target_dictionary,
             Engine(int8=cfg.int8, graphs=graphs),
             native_weights(
-                cfg, self.batch_invariant, self._converted if getattr(task, "keeps_weights", False) else None
+                cfg, self.batch_invariant, self._converted if getattr(task, "weights_are_fixed", False) else None
             ),
             own.temperature,
             own.beam_size if spec.searches_beams else 1,
@@ -281,7 +282,7 @@ class DecodesWithDrafts(FairseqTask):
     # fairseq's commands have no hook at the end of a run: the summary is printed when the generator is deleted.
     reports_summary = True
     # Whether the weights of its models never change.
-    keeps_weights = False
+    weights_are_fixed = False
     # `build_model` does, of a checkpoint.
     checks_settings = True
     # Of --tokenizer and --bpe, None for none.
@@ -352,32 +353,6 @@ def with_args(task: Any) -> Any:
     if isinstance(task, TranslationFromPretrainedBARTTask) and not hasattr(task, "args"):
         task.args = task.cfg
     return task
-
-
-def drafter_in(model: nn.Module) -> BlockNat | None:
-    """Return the drafter inside of fairseq's wrappers for distributed training, None for other models."""
-    model = unwrap(model)
-    return model if isinstance(model, BlockNat) else None
-
-
-def load_drafter(path: str, verifier: nn.Module, task: Any) -> BlockNat:
-    """Load a drafter for a verifier; raise ConfigurationError if they do not fit each other."""
-    option = "--drafter-path"
-    state, cfg = read_checkpoint(path, option)
-    if model_name(cfg).startswith("block_nat"):
-        if getattr(cfg, "tune_verifier", False):
-            remedy = "part them with python -m train_scripts.tools split-verifier, and decode with both"
-            raise ConfigurationError(option, path, "holds a verifier of its own ({--tune-verifier})", remedy)
-        try:
-            # Before it is built: its options name layers and widths of its own verifier.
-            BlockNat.check_verifier(state["model"], cfg, verifier)
-        except ValueError as error:
-            remedy = "give the verifier that it was trained with as {--path}, or train a drafter for this one"
-            raise ConfigurationError(option, path, f"{error} than {{--path}}", remedy) from error
-    with TakeWeights():
-        drafter = build_model(state, cfg, path, task, option, required=BlockNat, verifier=verifier)
-    assert isinstance(drafter, BlockNat)
-    return drafter
 
 
 def native_weights(

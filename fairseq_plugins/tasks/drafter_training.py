@@ -29,7 +29,8 @@ from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 from fairseq_plugins.shared.parsing import arguments_of_fairseqs_tool
 from fairseq_plugins.shared.workers import check_trains_together, find_worker
-from fairseq_plugins.tasks.decoding import DecodesWithDrafts, drafter_in, native_weights
+from fairseq_plugins.tasks.decoding import DecodesWithDrafts, native_weights
+from fairseq_plugins.tasks.drafter_loading import drafter_in
 from fairseq_plugins.tasks.own_generator import generator_like
 
 _DEFAULT_BLOCK_SIZE = 25
