@@ -77,11 +77,13 @@ def test_outputs_are_the_best_noisy_scores_whatever_drafts(sampling: Sampling) -
             assert ids(found) == want, (backend, name)
 
 
-def test_blockwise_heads_draft_samples() -> None:
+@pytest.mark.parametrize("prefix", [None, [[5, 6], [7, 1], [1, 1], [1, 8]]])
+def test_blockwise_heads_draft_samples(prefix: list[list[int]] | None) -> None:
     task, model = make_blockwise(3, 40)
     found, want = {}, {}
     for name, engine in BACKENDS.items():
         options = {"engine": engine, "sampling": Sampling(topp=0.9, temperature=0.6), "temperature": 0.6, **LIMITS}
+        options |= {} if prefix is None else {"prefix_tokens": torch.tensor(prefix)}
         sample = make_sample(task, [3, 9, 5, 1])
         want[name], _ = decode([model], task, sample, Options("greedy"), **options)
         found[name], _ = decode([model], task, sample, Options("blockwise"), **options)

@@ -9,7 +9,7 @@ from torch import Tensor
 from fairseq_plugins.decoding.reference.drafters import Drafter
 from fairseq_plugins.decoding.reference.encoder import EncoderOut
 from fairseq_plugins.decoding.reference.sampling import Sampling
-from fairseq_plugins.decoding.reference.state import Advance, DecodingState, Draft
+from fairseq_plugins.decoding.reference.state import Advance, DecodingState, Draft, no_draft
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 
 
@@ -24,45 +24,43 @@ class BlockwiseDrafter(Drafter):
         self.decoder = model.decoder
         self.sampling = sampling
         self.block_size = block_size
-        self.proposals = torch.empty(0, 0, dtype=torch.long)
-        # Number of valid proposals, None for all; 0 for newly admitted sentences.
-        self.num_proposed: Tensor | None = None
-        self.noise_keys: Tensor | None = None
+        # The verifier's states [B, D] that predicted the last tokens, None before the first call of the model.
+        self.hidden: Tensor | None = None
+        # Whether a sentence has a state [B], None if all have; newly admitted ones have none.
+        self.has_state: Tensor | None = None
 
     def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
-        # Proposals need a first call of the model.
-        source = sample["net_input"]["src_tokens"]
-        self.proposals = source.new_empty(source.size(0), 0)
-        self.num_proposed = None
+        self.hidden = self.has_state = None
 
     def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
-        present, width = self.proposals.shape
-        new = sample["net_input"]["src_tokens"].size(0)
-        counts = self.proposals.new_full((present,), width) if self.num_proposed is None else self.num_proposed
-        self.num_proposed = F.pad(counts, (0, new))
-        self.proposals = F.pad(self.proposals, (0, 0, 0, new))
+        if self.hidden is None:
+            return
+        present, new = self.hidden.size(0), sample["net_input"]["src_tokens"].size(0)
+        has_state = self.hidden.new_ones(present, dtype=torch.bool) if self.has_state is None else self.has_state
+        self.has_state = F.pad(has_state, (0, new))
+        self.hidden = F.pad(self.hidden, (0, 0, 0, new))
 
     def draft(self, state: DecodingState) -> Draft:
-        self.noise_keys = state.noise_keys
-        proposals = self.proposals[:, : max(0, state.remaining)]
-        return Draft(proposals, None if self.num_proposed is None else self.num_proposed.clamp(max=proposals.size(1)))
+        width = min(self.block_size - 1, state.remaining)
+        if self.hidden is None or width <= 0:
+            return no_draft(state)
+        scores = self.decoder.project(self.decoder.head_states(self.hidden, 2, width + 1))
+        proposals = scores.argmax(-1) if self.sampling is None else self._sample(state, scores, self.sampling)
+        return Draft(proposals, None if self.has_state is None else width * self.has_state)
 
     def observe(self, advance: Advance) -> None:
         assert advance.hidden is not None
-        states = self.decoder.head_states(advance.last(advance.hidden)[:, 0], 2, self.block_size)
-        scores = self.decoder.project(states)
-        self.proposals = scores.argmax(-1) if self.sampling is None else self._sample(advance, scores, self.sampling)
-        self.num_proposed = None
+        self.hidden, self.has_state = advance.last(advance.hidden)[:, 0], None
 
-    def _sample(self, advance: Advance, scores: Tensor, sampling: Sampling) -> Tensor:
+    @staticmethod
+    def _sample(state: DecodingState, scores: Tensor, sampling: Sampling) -> Tensor:
         """Draw proposals [B, K] by scores [B, K, V] with the verifier's noise at their positions."""
-        assert self.noise_keys is not None
-        first = (advance.before + advance.num_emitted)[:, None]
-        positions = first + torch.arange(scores.size(1), device=scores.device)
+        assert state.noise_keys is not None
+        positions = state.lengths[:, None] + torch.arange(scores.size(1), device=scores.device)
         scores = scores / sampling.temperature
-        noise = sampling.noise(self.noise_keys, positions, scores.size(2))
+        noise = sampling.noise(state.noise_keys, positions, scores.size(2))
         return sampling.choose(noise, sampling.normaliser(scores))(scores)
 
     def select_rows(self, rows: Tensor) -> None:
-        self.proposals = self.proposals.index_select(0, rows)
-        self.num_proposed = None if self.num_proposed is None else self.num_proposed.index_select(0, rows)
+        self.hidden = None if self.hidden is None else self.hidden.index_select(0, rows)
+        self.has_state = None if self.has_state is None else self.has_state.index_select(0, rows)
