@@ -140,7 +140,7 @@ template <int ROWS>
 __attribute__((noinline)) void multiply_int8_block(const Int8Weight& weight, int size, int64_t first, int outputs,
                                                    const uint8_t* x, const float* row_scales, const Target& target) {
     constexpr int IN_PANEL = PANEL / LANES, PANELS = PANELS_OF<ROWS>, VECTORS = PANELS * IN_PANEL;
-    const int64_t panel_bytes = static_cast<int64_t>(size) * PANEL;
+    const int64_t panel_bytes = static_cast<int64_t>(size) * PANEL, row_bytes = size / GROUP * STEP;
     // Copies, which the compiler keeps in registers.
     const bool is_plain = has_vector_epilogue(target), is_relu = target.activation == Activation::RELU,
                add = target.add;
@@ -161,7 +161,7 @@ __attribute__((noinline)) void multiply_int8_block(const Int8Weight& weight, int
                 if (v % IN_PANEL == 0) __builtin_prefetch(from + ahead);
             }
             for (int row = 0; row < ROWS; ++row) {
-                const uint8_t* group = x + (static_cast<int64_t>(row) * size + i) / GROUP * STEP;
+                const uint8_t* group = x + row * row_bytes + i / GROUP * STEP;
                 const Integers inputs = splat_group(group);
                 const Integers magnitudes = HAS_MAGNITUDES ? splat_group(group + GROUP) : inputs;
                 for (int v = 0; v < COUNT; ++v)
