@@ -28,6 +28,8 @@ constexpr bool HAS_MAGNITUDES = false;
 #endif
 constexpr int STEP = HAS_MAGNITUDES ? 2 * GROUP : GROUP;  // bytes of a group of inputs
 
+constexpr int whole_groups(int inputs) { return (inputs + GROUP - 1) / GROUP * GROUP; }
+
 inline Integers splat_group(const uint8_t* from) {
     int32_t group;
     std::memcpy(&group, from, GROUP);
@@ -59,19 +61,34 @@ inline Integers add_products(Integers sums, Integers inputs, [[maybe_unused]] In
 #endif
 }
 
-// Stores the lowest byte of each lane.
-inline void store_bytes(uint8_t* to, Integers values, int count) {
+// Stores the first `count` lanes, whole groups of numbers that fit a byte, as quantized inputs.
+inline void store_groups(uint8_t* to, Integers values, int count) {
+#ifdef __AVX2__
 #ifdef __AVX512F__
-    if (count == LANES) {
-        return _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)values));
-    }
+    const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)values);
+#else
+    const __m128i low = _mm256_castsi256_si128((__m256i)values), high = _mm256_extracti128_si256((__m256i)values, 1);
+    const __m128i words = _mm_packs_epi32(low, high);
+    const __m128i bytes = ZERO_POINT ? _mm_packus_epi16(words, words) : _mm_packs_epi16(words, words);
 #endif
-    int32_t numbers[LANES];
-    std::memcpy(numbers, &values, sizeof(numbers));
-    for (int lane = 0; lane < count; ++lane) to[lane] = static_cast<uint8_t>(numbers[lane]);
+    __m128i groups[2] = {bytes, bytes};
+    if (HAS_MAGNITUDES) {
+        const __m128i magnitudes = _mm_abs_epi8(bytes);
+        groups[0] = _mm_unpacklo_epi32(bytes, magnitudes);
+        groups[1] = _mm_unpackhi_epi32(bytes, magnitudes);
+    }
+    if (count == LANES) {
+        std::memcpy(to, groups, LANES / GROUP * STEP);
+    } else {
+        std::memcpy(to, groups, count / GROUP * STEP);
+    }
+#else
+    for (int lane = 0; lane < count; ++lane) to[lane] = static_cast<uint8_t>(values[lane]);
+#endif
 }
 
-// Quantizes a row to the nearest of 127 steps, padded to whole groups. Returns its scale, NaN if the row has NaN.
+// Quantizes a row to the nearest of 127 steps, padded with zeros to whole groups. Returns its scale, NaN if the row has
+// NaN.
 float quantize_row(const float* x, int inputs, uint8_t* quantized) {
     const auto values = [&](int i) { return inputs - i >= LANES ? load(x + i) : load_partial(x + i, inputs - i); };
     Vector highest = {}, nan = {};
@@ -90,39 +107,25 @@ float quantize_row(const float* x, int inputs, uint8_t* quantized) {
         // Clamping also maps NaN and infinity into the range.
         const Vector raised = value > -127 ? value : splat(-127), bounded = raised < 127 ? raised : splat(127);
         const Integers rounded = (Integers)(bounded + splat(ROUNDER)) - (Integers)splat(ROUNDER) + ZERO_POINT;
-        store_bytes(quantized + i, rounded, std::min(LANES, inputs - i));
+        store_groups(quantized + i / GROUP * STEP, rounded, std::min(LANES, whole_groups(inputs) - i));
     }
-    for (int i = inputs; i % GROUP; ++i) quantized[i] = ZERO_POINT;
     return largest / 127 + reduce_sum(nan);
 }
 
 // Quantized rows, which all threads of a product share.
 struct QuantizedRows {
-    const int size;  // inputs, padded to whole groups
+    const int size;  // inputs, in whole groups
     std::vector<uint8_t, Uninitialized<uint8_t>> numbers;
     std::vector<float> scales;
 
     QuantizedRows(const float* x, int64_t rows, int inputs)
-        : size((inputs + GROUP - 1) / GROUP * GROUP), numbers(rows * row_bytes()), scales(rows) {
+        : size(whole_groups(inputs)), numbers(rows * row_bytes()), scales(rows) {
         for (int64_t row = 0; row < rows; ++row) {
-            uint8_t* to = numbers.data() + row * row_bytes();
-            scales[row] = quantize_row(x + row * inputs, inputs, to);
-            if (HAS_MAGNITUDES) add_magnitudes(to);
+            scales[row] = quantize_row(x + row * inputs, inputs, numbers.data() + row * row_bytes());
         }
     }
 
     int64_t row_bytes() const { return static_cast<int64_t>(size) / GROUP * STEP; }
-
-private:
-    void add_magnitudes(uint8_t* row) const {
-        for (int i = size - GROUP; i >= 0; i -= GROUP) {
-            uint8_t* to = row + i / GROUP * STEP;
-            std::memmove(to, row + i, GROUP);
-            for (int byte = 0; byte < GROUP; ++byte) {
-                to[GROUP + byte] = static_cast<uint8_t>(std::abs(static_cast<int8_t>(to[byte])));
-            }
-        }
-    }
 };
 
 // Values are padded to whole panels.
@@ -272,12 +275,13 @@ public:
     // the products, and what is lost of numbers that are too small. Of large ones, a sum may overflow in one order
     // only.
     float error_bound(const float* x) const override {
-        std::vector<uint8_t> quantized((inputs + GROUP - 1) / GROUP * GROUP);
+        std::vector<uint8_t> quantized(whole_groups(inputs) / GROUP * STEP);
         const float scale = quantize_row(x, inputs, quantized.data());
         double squares = 0, errors = 0;
         for (int i = 0; i < inputs; ++i) {
+            const uint8_t number = quantized[i / GROUP * STEP + i % GROUP];
             const double value = x[i],
-                         error = value - static_cast<double>(scale) * static_cast<int8_t>(quantized[i] - ZERO_POINT);
+                         error = value - static_cast<double>(scale) * static_cast<int8_t>(number - ZERO_POINT);
             squares += value * value;
             errors += error * error;
         }
