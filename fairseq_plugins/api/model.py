@@ -33,6 +33,27 @@ _BATCHES_AHEAD = 32
 Texts = Iterable[str]
 
 
+class _OfOneText(CallOptions, total=False):
+    """Options of `translate` for a string."""
+
+    drafts: TargetTexts
+    constraints: TargetTexts
+
+
+class _OfTexts(CallOptions, total=False):
+    """Options of `translate` for several strings."""
+
+    drafts: Sequence[TargetTexts] | None
+    constraints: Sequence[TargetTexts] | None
+
+
+class _OfTextsAsStrings(_OfTexts, total=False):
+    """Options of `translate` that returns strings."""
+
+    return_scores: Literal[False]
+    split: Split | None
+
+
 class Model(BatchDecoder):
     """A model and its decoder; made by `fairseq_plugins.load`.
 
@@ -85,69 +106,32 @@ class Model(BatchDecoder):
     # Where a string is given, mypy takes the first of the signatures that fit.
     @overload
     def translate(  # type: ignore[overload-overlap]
-        self,
-        text: str,
-        *,
-        drafts: TargetTexts = ...,
-        constraints: TargetTexts = ...,
-        return_scores: Literal[False] = ...,
-        **options: Unpack[CallOptions],
+        self, text: str, *, return_scores: Literal[False] = ..., **options: Unpack[_OfOneText]
     ) -> str: ...
     @overload
     def translate(  # type: ignore[overload-overlap]
-        self,
-        text: str,
-        *,
-        drafts: TargetTexts = ...,
-        constraints: TargetTexts = ...,
-        return_scores: Literal[True],
-        **options: Unpack[CallOptions],
+        self, text: str, *, return_scores: Literal[True], **options: Unpack[_OfOneText]
     ) -> Translation: ...
     @overload
     def translate(
-        self,
-        text: Texts,
-        *,
-        drafts: Sequence[TargetTexts] | None = ...,
-        constraints: Sequence[TargetTexts] | None = ...,
-        return_scores: Literal[False] = ...,
-        split: Split | None = ...,
-        on_error: Literal["raise"] = ...,
-        **options: Unpack[CallOptions],
+        self, text: Texts, *, on_error: Literal["raise"] = ..., **options: Unpack[_OfTextsAsStrings]
     ) -> list[str]: ...
     @overload
     def translate(
         self,
         text: Texts,
         *,
-        drafts: Sequence[TargetTexts] | None = ...,
-        constraints: Sequence[TargetTexts] | None = ...,
         return_scores: Literal[True],
         on_error: Literal["raise"] = ...,
-        **options: Unpack[CallOptions],
+        **options: Unpack[_OfTexts],
     ) -> list[Translation]: ...
     @overload
     def translate(
-        self,
-        text: Texts,
-        *,
-        drafts: Sequence[TargetTexts] | None = ...,
-        constraints: Sequence[TargetTexts] | None = ...,
-        return_scores: Literal[False] = ...,
-        split: Split | None = ...,
-        on_error: Literal["skip"],
-        **options: Unpack[CallOptions],
+        self, text: Texts, *, on_error: Literal["skip"], **options: Unpack[_OfTextsAsStrings]
     ) -> list[str | None]: ...
     @overload
     def translate(
-        self,
-        text: Texts,
-        *,
-        drafts: Sequence[TargetTexts] | None = ...,
-        constraints: Sequence[TargetTexts] | None = ...,
-        return_scores: Literal[True],
-        on_error: Literal["skip"],
-        **options: Unpack[CallOptions],
+        self, text: Texts, *, return_scores: Literal[True], on_error: Literal["skip"], **options: Unpack[_OfTexts]
     ) -> list[Translation | None]: ...
 
     def translate(
