@@ -12,7 +12,7 @@ from fairseq_plugins.decoding.gpu.backend import GpuBackend
 from fairseq_plugins.decoding.kernel_module import Unsupported
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
 from fairseq_plugins.decoding.native.backend import NativeBackend
-from fairseq_plugins.decoding.recording.trace_writer import Tracer
+from fairseq_plugins.decoding.recording.trace_writer import TraceWriter
 from fairseq_plugins.decoding.reference.backend import TorchBackend
 
 
@@ -35,7 +35,7 @@ def choose_backend(
     spec: MethodSpec,
     options: MethodOptions,
     context: MethodContext,
-    trace: Tracer | None = None,
+    trace: TraceWriter | None = None,
     active_sentences: int = 0,
 ) -> Backend:
     """Return the fastest backend that supports a method; its `reason` says why a faster one does not.

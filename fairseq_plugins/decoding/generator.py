@@ -19,7 +19,7 @@ from fairseq_plugins.decoding.constraints import Constraints, constraints_of
 from fairseq_plugins.decoding.decoded import Decoded, Hypothesis, StepOutput
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStats
-from fairseq_plugins.decoding.recording.trace_writer import Tracer
+from fairseq_plugins.decoding.recording.trace_writer import TraceWriter
 from fairseq_plugins.decoding.reference.alignment import Extract, align
 from fairseq_plugins.decoding.reference.encoder import is_known_encoder
 from fairseq_plugins.decoding.reference.rows import from_host
@@ -39,7 +39,7 @@ class _Chosen:
 
     backend: Backend
     spec: MethodSpec
-    trace: Tracer | None
+    trace: TraceWriter | None
     weights: WeightSnapshot
 
 
@@ -69,9 +69,9 @@ class DraftVerifyGenerator(SequenceGenerator):
         models: Sequence[FairseqEncoderDecoderModel],
         tgt_dict: Any,
         spec: MethodSpec,
-        choose: Callable[[MethodSpec, Tracer | None], Backend],
+        choose: Callable[[MethodSpec, TraceWriter | None], Backend],
         stats: DecodingStats,
-        trace: Tracer | None = None,
+        trace: TraceWriter | None = None,
         active_sentences: int = 0,
         drafter: nn.Module | None = None,
         samples: int = 0,

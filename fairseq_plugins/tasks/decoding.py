@@ -26,7 +26,7 @@ from fairseq_plugins.decoding.methods.reuse import ReuseOptions
 from fairseq_plugins.decoding.native.model import NativeWeights
 from fairseq_plugins.decoding.recording.profile import Profile
 from fairseq_plugins.decoding.recording.stats import DecodingStats
-from fairseq_plugins.decoding.recording.trace_writer import Tracer, TraceWriter, check_traceable
+from fairseq_plugins.decoding.recording.trace_writer import TraceWriter, check_traceable
 from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.half_precision import HALF_DTYPES, precision_of, with_rounded_weights
@@ -204,7 +204,7 @@ class Decoding:
             stats.graphs = context.engine.graphs
         trace = None if cfg.trace_file is None else self._trace(spec, options, context)
 
-        def choose(spec: MethodSpec, trace: Tracer | None) -> Backend:
+        def choose(spec: MethodSpec, trace: TraceWriter | None) -> Backend:
             check_verifiers(spec, context.models)  # whose methods may have been replaced since
             return choose_backend(spec, options, self._in_current_precision(context, bf16), trace, active)
 

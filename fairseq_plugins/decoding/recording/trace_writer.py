@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from fairseq.data import Dictionary
@@ -24,16 +24,6 @@ def check_traceable(file: str, spec: MethodSpec, scores_reference: bool, is_one_
         raise ConfigurationError(OPTION, file, "holds one run", "use it with fairseq-generate or fairseq-interactive")
     if spec.build is None or spec.searches_beams:
         raise ConfigurationError(OPTION, file, f"{{--decoder {spec.name}}} does not draft", "add {--decoder gad}")
-
-
-class Tracer(Protocol):
-    """Records the iterations of a generator."""
-
-    def iteration(self, sentences: Sequence[int], advance: Advance) -> None:
-        """Record one iteration; `sentences` are the indices in the batch of the rows' sentences."""
-
-    def write(self, sample: dict[str, Any], hypotheses: list[list[dict[str, Tensor]]], has_prefix: bool) -> None:
-        """Write a decoded fairseq batch; `has_prefix`: the first draft is the given prefix of `--prefix-size`."""
 
 
 class TraceWriter:
@@ -60,7 +50,7 @@ class TraceWriter:
         self._file.write(_json({"format": FORMAT, "version": VERSION, **header}))
 
     def iteration(self, sentences: Sequence[int], advance: Advance) -> None:
-        """Record an iteration: see `Tracer.iteration`."""
+        """Record an iteration; `sentences` are the indices in the batch of the rows' sentences."""
         draft, verification, emitted = advance.draft, advance.verification, advance.host_emitted
         best = verification.best
         drafted_columns, extra = draft.tokens.size(1), best.size(1) - draft.tokens.size(1)
@@ -105,7 +95,10 @@ class TraceWriter:
             )
 
     def write(self, sample: dict[str, Any], hypotheses: list[list[dict[str, Tensor]]], has_prefix: bool) -> None:
-        """Write a decoded batch; sentences without ids, as in fairseq-interactive, are numbered in order."""
+        """Write a decoded batch; sentences without ids, as in fairseq-interactive, are numbered in order.
+
+        `has_prefix`: the first draft is the given prefix of `--prefix-size`.
+        """
         source_pad, target_pad = self._pads
         sources = sample["net_input"]["src_tokens"].tolist()
         size = len(sources)

@@ -9,7 +9,7 @@ import torch
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.decoded import Decoded, StepOutput
 from fairseq_plugins.decoding.method import Method
-from fairseq_plugins.decoding.recording.trace_writer import Tracer
+from fairseq_plugins.decoding.recording.trace_writer import TraceWriter
 from fairseq_plugins.decoding.reference.arithmetic import exact_arithmetic
 from fairseq_plugins.decoding.reference.batch import Batch
 from fairseq_plugins.decoding.reference.state import Advance, BeamAdvance, Draft, obeying_prefix
@@ -33,7 +33,7 @@ class TorchBackend:
         method: Method,
         name: str = "torch",
         reason: str = "requested",
-        trace: Tracer | None = None,
+        trace: TraceWriter | None = None,
         active_sentences: int = 0,
         beam: int | None = None,
     ) -> None:
