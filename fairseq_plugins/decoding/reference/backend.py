@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,29 +18,16 @@ from fairseq_plugins.decoding.reference.verifier import DrafterIsVerifier
 from fairseq_plugins.errors import ConfigurationError
 
 
+@dataclass
 class TorchBackend:
-    """Runs the loop: draft, verify, keep the longest accepted prefix and the verifier's own next token, repeat.
+    """Runs the loop: draft, verify, keep the longest accepted prefix and the verifier's own next token, repeat."""
 
-    Args:
-        method: verifier, drafter and search.
-        name, reason: as in `backends.Backend`.
-        trace: records every iteration; None for no trace.
-        active_sentences: number of sentences decoded at a time, 0 for all.
-        beam: hypotheses per sentence; None for greedy search.
-    """
-
-    def __init__(
-        self,
-        method: Method,
-        name: str = "torch",
-        reason: str = "requested",
-        trace: TraceWriter | None = None,
-        active_sentences: int = 0,
-        beam: int | None = None,
-    ) -> None:
-        self.method, self.name, self.reason = method, name, reason
-        self.trace = trace
-        self.active_sentences, self.beam = active_sentences, beam
+    method: Method  # verifier, drafter and search
+    name: str = "torch"
+    reason: str = "requested"
+    trace: TraceWriter | None = None  # records every iteration
+    active_sentences: int = 0  # number of sentences decoded at a time, 0 for all
+    beam: int | None = None  # hypotheses per sentence; None for greedy search
 
     def decode(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> Decoded:
         """Decode as `Backend.decode` does."""
