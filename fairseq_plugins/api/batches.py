@@ -1,6 +1,7 @@
 """Decode sentences, given as token ids, in batches of similar length, for several threads."""
 
 import math
+import os
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -22,25 +23,7 @@ from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.decoded import StepOutput
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.forks import usable_in_forks
-
-
-class WeightsInMemory:
-    """Weights that several decoders may share, with a lock.
-
-    Whoever builds a generator has it, which may move the weights; so has whoever computes with them in PyTorch while
-    another decoder may be built.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        usable_in_forks(self)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+from fairseq_plugins.shared.forks import ForkSafeLock
 
 
 class BatchDecoder:
@@ -60,9 +43,11 @@ class BatchDecoder:
         self._threads = threads
         self._spec, _ = methods.chosen(session.cfg.task)
         self._generators = Generators(session, self._spec)
-        self._lock = threading.RLock()
-        self._weights: WeightsInMemory = WeightsInMemory() if shares is None else shares._weights
-        usable_in_forks(self)
+        self._process = os.getpid()
+        self._lock = ForkSafeLock()
+        # Held by whoever builds a generator, which may move the weights that decoders share, and by whoever computes
+        # with them in PyTorch while another decoder may be built.
+        self._weights: ForkSafeLock = ForkSafeLock() if shares is None else shares._weights
         self._thread = threading.local()
         # Build a generator, so that options that do not fit the model fail here, not at the first sentence.
         self._give_back(self._take(self._generators.search({})))
@@ -134,14 +119,18 @@ class BatchDecoder:
 
     @contextmanager
     def _own_threads(self) -> Iterator[None]:
-        """Set torch to the model's number of threads; its threads have numbers of their own."""
+        """Set torch to the model's number of threads; its threads have numbers of their own.
+
+        A forked child has one, as torch's data workers: it would wait for OpenMP's others, which are gone.
+        """
         before = torch.get_num_threads()
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)
+        threads = self._threads if os.getpid() == self._process else 1
+        if threads is not None:
+            torch.set_num_threads(threads)
         try:
             yield
         finally:
-            if self._threads is not None:
+            if threads is not None:
                 torch.set_num_threads(before)
 
     def _take(self, search: CallSearch) -> Any:

@@ -1,7 +1,6 @@
 """A memory of earlier outputs: the targets of similar sources are drafts."""
 
 import json
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TypedDict, overload
@@ -10,7 +9,7 @@ from fairseq_plugins.api.inputs import whole_texts_of
 from fairseq_plugins.data.sentences import is_blank
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.files import lock, unlock, unwritable
-from fairseq_plugins.shared.forks import usable_in_forks
+from fairseq_plugins.shared.forks import ForkSafeLock
 from fairseq_plugins.shared.typed_values import parse_json
 
 FILE = "memory.jsonl"
@@ -41,8 +40,7 @@ class Memory:
 
     def __init__(self, folder: str | Path) -> None:
         self.path = Path(folder).absolute() / FILE  # for programs that change directory
-        self._lock = threading.RLock()
-        usable_in_forks(self)
+        self._lock = ForkSafeLock()
         self._forget()
         self._refresh()
 

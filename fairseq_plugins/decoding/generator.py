@@ -2,7 +2,6 @@
 
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from fairseq_plugins.decoding.reference.rows import from_host
 from fairseq_plugins.decoding.reference.sampling import group_samples, with_samples
 from fairseq_plugins.decoding.weight_changes import WeightSnapshot
 from fairseq_plugins.errors import NAN_SCORES, ConfigurationError
-from fairseq_plugins.shared.forks import usable_in_forks
+from fairseq_plugins.shared.forks import ForkSafeLock
 
 logger = logging.getLogger(__name__)
 
@@ -106,8 +105,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         self._max_target = self.model.max_decoder_positions()
         self._read_from = [*models, *([] if drafter is None else [drafter])]
         self._chosen: _Chosen | None = None
-        self._lock = threading.RLock()
-        usable_in_forks(self)
+        self._lock = ForkSafeLock()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a generator is not copied or pickled; build one for each copy of the models, from their task")

@@ -1,27 +1,30 @@
-"""Models, generators and memories in forked children, which have none of their parent's threads."""
+"""Locks of models, generators and memories, which forked children use, too."""
 
 import os
 import threading
 import weakref
-from typing import Any
-
-_owners: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
-def usable_in_forks(owner: Any) -> None:
-    """Let a forked child use an object with a `_lock`, and perhaps a number of `_threads`.
+class ForkSafeLock:
+    """A reentrant lock, new in a forked child: a thread that holds the parent's would never release it there."""
 
-    The child gets a new lock: that of the parent may be held by a thread which would never release it there. Its calls
-    have one thread, as in torch's data workers: others of OpenMP are gone, and torch would wait for them.
-    """
-    _owners.add(owner)
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        _locks.add(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+_locks: "weakref.WeakSet[ForkSafeLock]" = weakref.WeakSet()
 
 
 def _renew() -> None:
-    for owner in _owners:
-        owner._lock = threading.RLock()
-        if hasattr(owner, "_threads"):
-            owner._threads = 1
+    for lock in _locks:
+        lock._lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_renew)
