@@ -57,15 +57,6 @@ def test_stock_checkpoint_is_decoded_as_by_fairseq(
     assert summary_line is not None and float(summary_line[1]) >= least
 
 
-def test_int8_is_called_lossy(corpus: Corpus) -> None:
-    outputs = []
-    for decoder in ("greedy", f"gad --drafter-path {corpus.drafter}"):
-        run = generate(corpus, f"--task spec_dec --decoder {decoder} --int8 --batch-size 7")
-        assert re.search(r"^(greedy|gad) int8 \(lossy: weights rounded\): 36 sentences, ", run.stderr, re.MULTILINE)
-        outputs.append(hypotheses(run.stdout))
-    assert outputs[0] == outputs[1] and len(outputs[0]) == 36
-
-
 def test_decoder_beam_is_fairseqs_search(corpus: Corpus) -> None:
     options = "--beam 3 --batch-size 6 --required-batch-size-multiple 1"
     own = generate(corpus, f"--task translation {options}")

@@ -11,7 +11,6 @@ from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStat
 from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.shared.machine import machine
-from tests.errors import error_about
 from tests.support import Options, decode, fairseq_greedy, ids, make_sample, make_task, make_transformer
 
 BATCH = [SentenceStats(3, 5, 7, 2, [4, 3], 2, 0.5), SentenceStats(1, 4, 2, 1, [2], 2, 0.5)]
@@ -53,20 +52,6 @@ def test_file_gets_its_name_at_the_end(tmp_path: Path) -> None:
     assert written[0].pop("run") == {"command": shlex.join(sys.argv), "machine": machine()}
     assert written == [{**vars(sentence), "backend": "native"} for sentence in BATCH]
     assert not list(tmp_path.glob("*.partial"))
-
-
-def test_interrupted_run_leaves_no_final_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "stats.jsonl"
-    stats = DecodingStats("gad", str(file))
-    stats.record(BATCH, 1.0)
-    monkeypatch.setattr(sys, "last_type", KeyboardInterrupt, raising=False)
-    stats.close()
-    assert not file.exists()
-
-
-def test_unwritable_file(tmp_path: Path) -> None:
-    with error_about("--stats-file", "missing.*writable"):
-        DecodingStats("gad", str(tmp_path / "missing" / "stats.jsonl"))
 
 
 @pytest.mark.parametrize("engine", [None, Engine()], ids=["native", "torch"])

@@ -24,7 +24,7 @@ from fairseq_plugins.decoding.reference.state import DecodingState, Draft
 from fairseq_plugins.decoding.reference.verifier import DrafterIsVerifier
 from fairseq_plugins.errors import ConfigurationError
 from tests.decoding.test_accepted_drafts import known
-from tests.errors import error_about, refused
+from tests.errors import refused
 from tests.support import (
     Options,
     ScriptedDrafter,
@@ -349,11 +349,6 @@ def test_missing_file_names_the_interrupted_run(tmp_path: Path) -> None:
     (tmp_path / "t.partial").write_text("")
     with pytest.raises(ConfigurationError, match="was interrupted or failed"):
         read_trace(str(tmp_path / "t"))
-
-
-def test_unwritable_file(tmp_path: Path, task: Any) -> None:
-    with error_about("--trace-file", "cannot be written"):
-        TraceWriter(str(tmp_path / "none" / "t"), task.src_dict, task.tgt_dict, methods.find("gad"), {})
 
 
 @pytest.mark.parametrize(
