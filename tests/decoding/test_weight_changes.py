@@ -73,6 +73,13 @@ def replace_weight(model: nn.Module, other: nn.Module) -> None:
     model.decoder.layers[1].fc2.weight = nn.Parameter(-other.decoder.layers[1].fc2.weight)
 
 
+def prepared(decoder: str) -> tuple[Any, nn.Module, dict[str, Any], Namespace]:
+    """Return the task of a decoder ("torch": greedy in PyTorch), a model, a batch, and options of generation."""
+    task = make_task(50, decoding_method="greedy" if decoder == "torch" else decoder)
+    task.cfg.no_compiled_steps = decoder == "torch"
+    return task, make_transformer(task, 3), make_sample(task, [4, 0, 12, 7], 1), Namespace(beam=3, max_len_b=20)
+
+
 CHANGES: dict[str, Change] = {
     "load": lambda model, other: model.load_state_dict(other.state_dict()),
     "assign": lambda model, other: nn.Module.load_state_dict(model, other.state_dict(), assign=True),
@@ -95,11 +102,8 @@ CHANGES: dict[str, Change] = {
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("decoder", ["greedy", "fast-beam", "torch"])
 def test_changed_weights_are_used(decoder: str, change: str) -> None:
-    task = make_task(50, decoding_method="greedy" if decoder == "torch" else decoder)
-    task.cfg.no_compiled_steps = decoder == "torch"
-    model, other = make_transformer(task, 3), make_transformer(task, 4)
-    sample = make_sample(task, [4, 0, 12, 7], 1)
-    args = Namespace(beam=3, max_len_b=20)
+    task, model, sample, args = prepared(decoder)
+    other = make_transformer(task, 4)
     generator = task.build_generator([model], args)
     before = ids(generator.generate([model], sample))
     backend = generator.backend
@@ -137,13 +141,7 @@ def replace_class(part: nn.Module) -> None:
 @pytest.mark.parametrize("decoder", ["greedy", "fast-beam", "torch"])
 def test_parts_that_compute_something_else_are_noticed(decoder: str, change: Callable[[nn.Module], None]) -> None:
     """An encoder with them runs in PyTorch; a decoder is refused, as when the generator is built."""
-    task = make_task(50, decoding_method="greedy" if decoder == "torch" else decoder)
-    task.cfg.no_compiled_steps = decoder == "torch"
-    model, sample, args = (
-        make_transformer(task, 3),
-        make_sample(task, [4, 0, 12, 7], 1),
-        Namespace(beam=3, max_len_b=20),
-    )
+    task, model, sample, args = prepared(decoder)
     generator = task.build_generator([model], args)
     before = ids(generator.generate([model], sample))
     change(model.encoder.layers[0].fc2)
@@ -168,9 +166,8 @@ def test_a_changed_drafter_is_used() -> None:
 
 
 def test_another_trace_is_used() -> None:
-    task = make_task(50, decoding_method="greedy")
-    model = make_transformer(task, 3)
-    generator = task.build_generator([model], Namespace(max_len_b=20))
+    task, model, sample, args = prepared("greedy")
+    generator = task.build_generator([model], args)
     assert generator.backend.name == "native"
 
     class Trace:
@@ -183,7 +180,7 @@ def test_another_trace_is_used() -> None:
             pass
 
     generator.trace = Trace()
-    generator.generate([model], make_sample(task, [4, 2], 1))
+    generator.generate([model], sample)
     assert generator.backend.name == "torch" and generator.trace.iterations > 0
 
 
@@ -215,9 +212,8 @@ def test_training_another_model_changes_nothing() -> None:
 
 def test_replaced_scores_are_refused() -> None:
     """Of the generator's first batches, and as when it is built: the engine computes fairseq's own."""
-    task = make_task(50, decoding_method="greedy")
-    model, sample = make_transformer(task, 3), make_sample(task, [4, 2], 1)
-    generator = task.build_generator([model], Namespace(max_len_b=20))
+    task, model, sample, args = prepared("greedy")
+    generator = task.build_generator([model], args)
     generator.generate([model], sample)
     model.get_normalized_probs = lambda *_, **__: None
     with pytest.raises(ConfigurationError, match="replaced get_normalized_probs"):
@@ -236,9 +232,8 @@ def test_replaced_scores_are_refused() -> None:
 )
 def test_methods_that_are_replaced_in_a_class(monkeypatch: pytest.MonkeyPatch, kind: Any, name: str) -> None:
     """By a program's own, before or after the first batch."""
-    task = make_task(50, decoding_method="greedy")
-    model, sample = make_transformer(task, 3), make_sample(task, [4, 2], 1)
-    generator = task.build_generator([model], Namespace(max_len_b=20))
+    task, model, sample, args = prepared("greedy")
+    generator = task.build_generator([model], args)
     generator.generate([model], sample)
     own = getattr(kind, name)
     monkeypatch.setattr(kind, name, lambda *given, **named: own(*given, **named))
@@ -250,7 +245,7 @@ def test_methods_that_are_replaced_in_a_class(monkeypatch: pytest.MonkeyPatch, k
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_generators_are_not_copied(copied: Callable[[Any], Any]) -> None:
-    task = make_task(50, decoding_method="greedy")
-    generator = task.build_generator([make_transformer(task, 3)], Namespace(max_len_b=20))
+    task, model, _, args = prepared("greedy")
+    generator = task.build_generator([model], args)
     with pytest.raises(TypeError, match="^a generator is not copied or pickled; build one"):
         copied(generator)
