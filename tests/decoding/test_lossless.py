@@ -224,6 +224,15 @@ def test_drafts_do_not_replace_forced_tokens(script: Any, rule: Any) -> None:
         assert ids(output) == expected
 
 
+def test_prefixes_need_no_scores_of_the_drafter() -> None:
+    """Nothing scores the tokens of a prefix, which are its first draft."""
+    case = Case({}, {}, [5, 3, 8], {"max_len_b": 20}, 12, 1)
+    prefix = random_prefixes(case, 7)
+    relaxed = Options("gad++", 4, top_beta=3, tau=1.0, accept_score="drafter")
+    for row, forced in zip(ids(case.decode(relaxed, prefix_tokens=prefix)[0]), prefix.tolist(), strict=True):
+        assert all(wanted in (PAD, token) for token, wanted in zip(row, forced, strict=False))
+
+
 def test_sentences_with_prefixes_wait_for_none_in_pytorch() -> None:
     """The compiled kernels admit sentences themselves."""
     case = Case({}, None, [3, 4, 5], {"max_len_b": 20, "prefix_tokens": torch.full((3, 1), 7)}, 12, 1)

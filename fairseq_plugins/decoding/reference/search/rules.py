@@ -56,9 +56,8 @@ class TopBeta:
         drafted, best = draft.tokens.unsqueeze(2), verification.best[:, :-1].unsqueeze(2)
         log_probs = verification.log_probs[:, :-1]
         by_verifier = by_drafter = log_probs.gather(2, drafted)
-        # At the maximum length the draft is empty and has no log-probabilities.
-        if self.score_of == "drafter" and draft.tokens.size(1) > 0:
-            assert draft.log_probs is not None
+        # Without log-probabilities the draft is empty, or a given prefix, which the verifier is forced to choose.
+        if self.score_of == "drafter" and draft.log_probs is not None:
             by_drafter = draft.log_probs.gather(2, drafted)
         is_near = (log_probs.gather(2, best) - by_drafter <= self.tau) & (by_verifier > -torch.inf)
         better = (log_probs > by_drafter).sum(2, keepdim=True)
