@@ -10,6 +10,7 @@ import numpy
 import torch
 from fairseq import utils
 from fairseq.data import Dictionary, data_utils
+from fairseq.tasks.translation import TranslationConfig
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_plugins.checkpoint.loading import read_checkpoint
@@ -28,6 +29,10 @@ DEFAULT_MAX_TOKENS = 12000
 
 # Options that only affect speed and printing.
 _IRRELEVANT = {"print_alignment", "print_step", "iter_decode_with_external_reranker", "nbest", "no_beamable_mm"}
+
+# Options of the task that change translations, besides those of the method. Shards record those that are given.
+_TASK_OPTIONS = ("suppress_tokens", "begin_suppress_tokens", "forced_first_token")
+_TASK_OPTIONS += ("truncate_source", "max_source_positions", "max_target_positions")
 
 
 class Teacher:
@@ -105,6 +110,9 @@ def origin(cfg: DictConfig, subset: str) -> dict[str, Any]:
         "model_overrides": cfg.common_eval.model_overrides,
         **{str(name): value for name, value in generation.items() if name not in _IRRELEVANT},
     }
+    for name in _TASK_OPTIONS:
+        if (value := task.get(name)) != getattr(TranslationConfig, name, None):
+            depends_on[name] = value
     if task.int8:
         depends_on["int8"] = True
     if cfg.generation.sampling:

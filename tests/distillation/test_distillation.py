@@ -267,6 +267,11 @@ def test_shards_of_something_else(
     refused("made from other data or dictionaries", capsys, "merge", corpus.other_data, *other)
     refused("was made from another precision; ", capsys, *decode_again, *path, "--decoder", "greedy", "--fp16")
     refused("was made from another int8; ", capsys, *decode_again, *path, "--decoder", "greedy", "--int8")
+    token = Dictionary.load(str(corpus.data / "dict.tgt.txt")).symbols[-1]
+    for name, value in (("suppress-tokens", token), ("forced-first-token", token), ("max-source-positions", "4")):
+        problem = f"was made from another {name.replace('-', '_')}"
+        problem = problem.replace("another", "other") if name.endswith("s") else problem
+        refused(f"{problem}; ", capsys, *decode_again, *path, "--decoder", "greedy", f"--{name}", value)
     partial, shard = copy / "valid.0-of-3.tsv", ("--num-shards", "3", "--shard-id", "0")
     partial.rename(copy / "valid.0-of-3.tsv.partial")
     refused("was made from another decoder", capsys, *decode_again, *path, "--gen-subset", "valid", *shard)
