@@ -19,6 +19,10 @@ from fairseq_plugins.shared.shards import ShardWriter, read_lines, read_origin
 from fairseq_plugins.shared.typed_values import parse_json
 
 
+# Options of the task that are paths, whose files count, and that only affect printing.
+_PATHS = ("data", "drafter_path", "verbose")
+
+
 class _Record(TypedDict):
     """A line of a journal."""
 
@@ -61,16 +65,18 @@ class Journal(ShardWriter):
 def circumstances(cfg: DictConfig, args: argparse.Namespace) -> dict[str, Any]:
     """Return all that a measurement depends on, besides the setting itself."""
     device = "cpu" if cfg.common.cpu or not torch.cuda.is_available() else torch.cuda.get_device_name()
+    data = Path(cfg.task.data)
+    task = {str(name): value for name, value in cfg.task.items() if name not in _PATHS}
     return {
+        **task,
         "verifier": sha256([Path(path) for path in utils.split_paths(cfg.common_eval.path)]),
         "drafter": sha256([Path(cfg.task.drafter_path)]),
-        "data": sha256(sorted(Path(cfg.task.data).glob(f"{cfg.dataset.gen_subset}.*"))),
+        "data": sha256(sorted([*data.glob(f"{cfg.dataset.gen_subset}.*"), *data.glob("dict.*.txt")])),
         "reference": None if args.reference is None else sha256([Path(args.reference)]),
         "subset": cfg.dataset.gen_subset,
         "sentences": args.sentences,
         "repeats": args.repeats,
         "batch_size": cfg.dataset.batch_size,
-        "accept_score": str(cfg.task.accept_score),
         "generation": OmegaConf.to_container(cfg.generation),
         "model_overrides": cfg.common_eval.model_overrides,
         "precision": precision(cfg),

@@ -184,6 +184,12 @@ def test_real_sweep(
     assert again == printed
     assert "6 settings finished before, 0 to do" in log
 
+    # A setting's result also depends on the task's options.
+    (tmp_path / "cells.jsonl").rename(tmp_path / "cells.jsonl.partial")
+    assert sweep.main([*arguments, "--fixed-width", "--max-source-positions", "900"]) == 2
+    problem = "cells.jsonl.partial: was made from other max_source_positions, another fixed_width; remove it"
+    assert problem in capsys.readouterr().err
+
 
 @pytest.mark.parametrize(
     ("changed", "message"),
