@@ -130,7 +130,7 @@ def _sentence(line: bytes, trace: Trace) -> TracedSentence:
     if not (
         _are_indices(sentence.source, trace.source_symbols)
         and all(_are_indices(ids, trace.target_symbols) for ids in (sentence.target or [], sentence.output, *steps))
-        and sum(len(note.why) for note in sentence.iterations) == size == len(sentence.log_probs)
+        and sum(len(note.why) for note in sentence.iterations) == size == len(sentence.log_probs) > 0
         and all(map(_is_consistent, sentence.iterations))
     ):
         raise ValueError("its fields do not fit each other")
