@@ -55,7 +55,7 @@ def average(files: Sequence[Path]) -> dict[str, Any]:
     """Return the last of several checkpoints of one model with averaged weights, without optimiser state.
 
     Integer tensors are the last's. Tied weights stay one tensor, so that a file has them once. Raises
-    ConfigurationError if a file cannot be read, or weights differ in name or shape.
+    ConfigurationError if a file cannot be read, weights differ in name or shape, or one is not a number.
     """
     total: dict[str, Tensor] = {}
     state: dict[str, Any] = {}
@@ -69,6 +69,8 @@ def average(files: Sequence[Path]) -> dict[str, Any]:
             problem = f"its weights differ in name or shape from {files[0]}'s"
             raise ConfigurationError(None, file, problem, "give one model's")
         for name, value in weights.items():
+            if value.isnan().any():
+                raise ConfigurationError(None, file, f"its {name} is not a number: the training diverged", "leave it out")
             if value.is_floating_point() and name in total:
                 total[name] += value.double()
             else:

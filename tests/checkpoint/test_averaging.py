@@ -82,5 +82,11 @@ def test_invalid_input_is_refused(corpus: Corpus, tmp_path: Path, capsys: pytest
     command = [str(corpus.verifier), str(corpus.drafter), "--output", str(tmp_path / "mean.pt")]
     assert averaging.main(command) == 2 and not (tmp_path / "mean.pt").exists()
     assert "its weights differ in name or shape" in capsys.readouterr().err
+    state = torch.load(corpus.verifier)
+    state["model"]["decoder.layers.0.fc1.bias"][1] = float("nan")
+    torch.save(state, tmp_path / "nan.pt")
+    nan = [str(corpus.verifier), str(tmp_path / "nan.pt"), "--fp32", "--output", str(tmp_path / "mean.pt")]
+    assert averaging.main(nan) == 2 and not (tmp_path / "mean.pt").exists()
+    assert "nan.pt: its decoder.layers.0.fc1.bias is not a number: the training diverged" in capsys.readouterr().err
     with pytest.raises(ConfigurationError, match="big: not all of it fits half precision"):
         averaging.to_half({"model": {"big": torch.tensor([1e6])}})
