@@ -1,5 +1,6 @@
 """`python -m train_scripts.runner`: stages, locks, training with its progress, settings, and what comes first."""
 
+import errno
 import json
 import os
 import shutil
@@ -11,12 +12,14 @@ import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.command_server import REPOSITORY
 from tests.test_recipes import run as recipe
-from train_scripts.runner.recipe import advice, later_work, recommended
+from train_scripts.runner.recipe import Recipe, advice, later_work, recommended
 from train_scripts.runner.settings import Settings, batch, read_settings, trainer
 from train_scripts.runner.stages import RecipeError
 from train_scripts.runner.training import Progress, ends_of, mend_last_checkpoint
@@ -68,6 +71,9 @@ def test_other_failures_are_one_line(tmp_path: Path) -> None:
     assert (result.returncode, result.stderr) == (2, "error: try: out was not written\n")
     result = run(tmp_path, "log", "log", "no-such-program")
     assert result.returncode == 2 and result.stderr.startswith("error: no-such-program: no such program; ")
+    result = run(tmp_path, "train", "model", "train", "/dev/full", "0", "echo", "a line for the log")
+    full = "error: a file: cannot be written (No space left on device); free disk space\n"
+    assert (result.returncode, result.stderr) == (2, full)
 
 
 @pytest.fixture
@@ -268,6 +274,25 @@ def test_recommended_settings(tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text(json.dumps(found))
     assert recommended(tmp_path / "sweep.json") == {"within_tolerance": "--decoder gad++ --tau 2"}
     assert recommended(tmp_path / "none.json") == {}
+
+
+def test_an_origin_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk, or a kill, would otherwise leave a run that belongs to no text."""
+    begun: Any = SimpleNamespace(data=tmp_path, settings=SimpleNamespace(origin="/my text", NAME="x"))
+    begun.models = begun.results = tmp_path
+
+    def full(file: Path, *_: object, **__: object) -> None:
+        file.touch()
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="full"):
+        patched.setattr(Path, "write_text", full)
+        Recipe.check_origin(begun)
+    Recipe.check_origin(begun)
+    assert [file.name for file in tmp_path.iterdir()] == ["origin.txt"]
+    begun.settings.origin = "/another"
+    with pytest.raises(RecipeError, match=f"NAME=x: {tmp_path} was made from /my text; "):
+        Recipe.check_origin(begun)
 
 
 ANYWHERE = {"GPUS": "0", "PYTHONPATH": ""}

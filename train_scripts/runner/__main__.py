@@ -120,10 +120,12 @@ def main(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        if error.filename is None:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if error.filename is None and not is_full:
             raise
-        remedy = "free disk space" if error.errno == errno.ENOSPC else "run it in a clone that you may write to"
-        print(f"error: {error.filename}: cannot be written ({error.strerror}); {remedy}", file=sys.stderr)
+        remedy = "free disk space" if is_full else "run it in a clone that you may write to"
+        # Errors of writing name no file.
+        print(f"error: {error.filename or 'a file'}: cannot be written ({error.strerror}); {remedy}", file=sys.stderr)
         return 2
     except StopRequested:
         print("Stopped by SIGUSR1. The same command resumes here.", file=sys.stderr, flush=True)

@@ -119,7 +119,9 @@ class Recipe:
         """Raise RecipeError if this run began with another text."""
         file, origin = self.data / "origin.txt", self.settings.origin
         if origin and not file.exists():
-            file.write_text(origin + "\n", encoding="utf-8")
+            partial = file.with_name(file.name + ".partial")
+            partial.write_text(origin + "\n", encoding="utf-8")
+            partial.rename(file)
         if origin and (before := file.read_text(encoding="utf-8").rstrip("\n")) != origin:
             remedy = f"choose another NAME, or remove {self.data}, {self.models} and {self.results}"
             raise RecipeError(f"NAME={self.settings.NAME}: {self.data} was made from {before}; {remedy}")

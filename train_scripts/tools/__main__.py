@@ -63,7 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger().setLevel(logging.WARNING)  # importing fairseq sets a more verbose level
         result = tool(**vars(parser_of(name, tool).parse_args(arguments)))
     except OSError as error:
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        # Errors of writing name no file, as for a full disk.
+        file = "a file cannot be written" if error.filename is None else error.filename
+        print(f"error: {file}: {error.strerror}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # the recipe prints a message
         return 128 + signal.SIGINT
