@@ -18,7 +18,6 @@ from fairseq_plugins.shared.files import sha256
 from fairseq_plugins.shared.shards import ShardWriter, read_lines, read_origin
 from fairseq_plugins.shared.typed_values import parse_json
 
-
 # Options of the task that are paths, whose files count, and that only affect printing.
 _PATHS = ("data", "drafter_path", "verbose")
 

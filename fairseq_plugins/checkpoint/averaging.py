@@ -70,7 +70,8 @@ def average(files: Sequence[Path]) -> dict[str, Any]:
             raise ConfigurationError(None, file, problem, "give one model's")
         for name, value in weights.items():
             if value.isnan().any():
-                raise ConfigurationError(None, file, f"its {name} is not a number: the training diverged", "leave it out")
+                problem = f"its {name} is not a number: the training diverged"
+                raise ConfigurationError(None, file, problem, "leave it out")
             if value.is_floating_point() and name in total:
                 total[name] += value.double()
             else:
