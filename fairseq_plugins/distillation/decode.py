@@ -31,8 +31,8 @@ DEFAULT_MAX_TOKENS = 12000
 _IRRELEVANT = {"print_alignment", "print_step", "iter_decode_with_external_reranker", "nbest", "no_beamable_mm"}
 
 # Options of the task that change translations, besides those of the method. Shards record those that are given.
-_TASK_OPTIONS = ("suppress_tokens", "begin_suppress_tokens", "forced_first_token")
-_TASK_OPTIONS += ("truncate_source", "max_source_positions", "max_target_positions")
+_TASK_OPTIONS = ["suppress_tokens", "begin_suppress_tokens", "forced_first_token"]
+_TASK_OPTIONS += ["truncate_source", "max_source_positions", "max_target_positions"]
 
 
 class Teacher:
