@@ -45,6 +45,8 @@ class TraceWriter:
         self._written = 0
         self._iterations: dict[int, list[Iteration]] = {}
         self._file = PartialFile(path, OPTION)
+        # JSON has no infinite numbers, such as that of --tau inf.
+        settings = {name: str(value) if value == math.inf else value for name, value in settings.items()}
         trace = Trace(spec.name, settings, source.symbols, target.symbols)
         header = {name: value for name, value in vars(trace).items() if name != "sentences"}
         self._file.write(_json({"format": FORMAT, "version": VERSION, **header}))

@@ -103,6 +103,14 @@ def assert_consistent(trace: Trace, hypotheses: list, lengths: list[int] = LENGT
         assert sentence.speed_up == len(sentence.output) / len(sentence.iterations)
 
 
+def test_infinite_settings_are_text(tmp_path: Path, task: Any, verifier: Any) -> None:
+    """Such as that of --tau inf, which JSON cannot hold as a number."""
+    how, drafter = Options("gad++", 4, top_beta=3, tau=math.inf), make_drafter(task, 4)
+    trace, hypotheses = traced(tmp_path / "t", task, verifier, make_sample(task, LENGTHS), how, drafter)
+    assert (trace.options["tau"], trace.options["top_beta"]) == ("inf", 3)
+    assert_consistent(trace, hypotheses)
+
+
 def reasons(trace: Trace) -> set[str]:
     return {why for sentence in trace.sentences for note in sentence.iterations for why in note.why}
 
