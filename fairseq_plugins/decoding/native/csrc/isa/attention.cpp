@@ -81,6 +81,11 @@ __attribute__((noinline)) void attend_rows(const float* query, int64_t query_str
                                            int64_t stride, const int64_t* last, int heads, int width, float* scores,
                                            float* out) {
     constexpr int OUTPUTS = ROWS == 1 ? std::min(8, LANES) : OUTPUTS_OF<ROWS>;
+#ifdef __aarch64__
+    constexpr int PANELS = PANELS_OF<ROWS>;
+#else
+    constexpr int PANELS = 4;
+#endif
     const int64_t total = static_cast<int64_t>(heads) * width;
     const float scale = 1 / std::sqrt(static_cast<float>(width));
     int64_t slots = 0;
@@ -90,7 +95,8 @@ __attribute__((noinline)) void attend_rows(const float* query, int64_t query_str
         const float *q = query + head * width, *keys = key_values + head * width;
         score_slots<ROWS, OUTPUTS>(q, query_stride, keys, stride, width, 0, slots, scale, scores, row_stride);
         for (int row = 0; row < ROWS; ++row) softmax(scores + row * row_stride, slots, last[row]);
-        weighted_sum<ROWS, 4>(scores, row_stride, slots, keys + total, stride, 0, width, out + head * width, total);
+        weighted_sum<ROWS, PANELS>(scores, row_stride, slots, keys + total, stride, 0, width, out + head * width,
+                                   total);
     }
 }
 

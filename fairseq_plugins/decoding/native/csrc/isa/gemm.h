@@ -19,6 +19,8 @@ bool has_amx_tiles();
 
 #ifdef __AVX512F__
 constexpr int ACCUMULATORS = 24, MAX_ROWS = 12;
+#elif defined(__aarch64__)
+constexpr int ACCUMULATORS = 24, MAX_ROWS = 6;
 #else
 constexpr int ACCUMULATORS = 12, MAX_ROWS = 6;
 #endif
@@ -135,6 +137,7 @@ __attribute__((always_inline)) inline void multiply_panels(const float* x, int64
         if constexpr (ROWS < VECTORS) {
             Vector values[ROWS];
             for (int row = 0; row < ROWS; ++row) values[row] = splat(x[row * row_stride + i * value_stride]);
+#pragma GCC unroll 24
             for (int v = 0; v < VECTORS; ++v) {
                 const Vector weights = weight(v);
                 for (int row = 0; row < ROWS; ++row) sums[row][v] = fma(values[row], weights, sums[row][v]);
@@ -151,12 +154,13 @@ __attribute__((always_inline)) inline void multiply_panels(const float* x, int64
     }
 #pragma GCC unroll 24
     for (int row = 0; row < ROWS; ++row) {
+#pragma GCC unroll 24
         for (int v = 0; v < VECTORS; ++v) put(row, v, sums[row][v]);
     }
 }
 
 // Block sizes of `multiply_rows`: sums of ROWS rows and OUTPUTS_OF<ROWS> outputs fit in registers.
-constexpr int FEW_ROWS = 3, MAX_OUTPUTS = ACCUMULATORS / FEW_ROWS;
+constexpr int FEW_ROWS = 3, MAX_OUTPUTS = std::min(ACCUMULATORS / FEW_ROWS, LANES);
 template <int ROWS>
 constexpr int OUTPUTS_OF = ROWS <= FEW_ROWS ? MAX_OUTPUTS : ACCUMULATORS / ROW_BLOCK;
 

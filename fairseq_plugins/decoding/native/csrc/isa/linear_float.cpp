@@ -223,7 +223,11 @@ private:
 
 #ifdef SPEC_DEC_FP16
 Half to_half(int64_t, float number) {
+#ifdef __aarch64__
+    return {vget_lane_u16(vreinterpret_u16_f16(vcvt_f16_f32(vdupq_n_f32(number))), 0)};
+#else
     return {static_cast<uint16_t>(_mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(number), _MM_FROUND_TO_NEAREST_INT), 0))};
+#endif
 }
 #endif
 

@@ -27,6 +27,8 @@ inline Wide multiply(Wide a, uint32_t b) {
     return (Wide)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x(b));
 #elif defined(__SSE2__)
     return (Wide)_mm_mul_epu32((__m128i)a, _mm_set1_epi64x(b));
+#elif defined(__aarch64__)
+    return (Wide)vmull_u32(vmovn_u64((uint64x2_t)a), vdup_n_u32(b));
 #else
     return (a & 0xFFFFFFFF) * static_cast<uint64_t>(b);
 #endif

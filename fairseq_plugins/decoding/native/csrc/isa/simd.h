@@ -21,7 +21,7 @@
 #define SPEC_DEC_ISA isa_portable
 #endif
 
-#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__F16C__))
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__F16C__)) || defined(__aarch64__)
 #define SPEC_DEC_FP16 1
 #endif
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
@@ -58,6 +58,8 @@ inline Vector splat(float value) { return value - Vector{}; }
 inline Vector load(const Half* from) {
 #ifdef __AVX512F__
     return (Vector)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif defined(__aarch64__)
+    return (Vector)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&from->bits)));
 #else
     return (Vector)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 #endif
@@ -150,6 +152,8 @@ inline bool any_lane(Integers mask) {
     return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
 #elif defined(__AVX2__)
     return !_mm256_testz_si256((__m256i)mask, (__m256i)mask);
+#elif defined(__aarch64__)
+    return vmaxvq_u32((uint32x4_t)mask) != 0;
 #else
     int32_t any = 0;
     for (int lane = 0; lane < LANES; ++lane) any |= mask[lane];
