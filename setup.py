@@ -6,8 +6,8 @@ The compiled kernels are one extension module: all of csrc/ is compiled once, cs
 nanobind binds it: the types and shapes of tensors are part of its signatures, and it compiles ten times as fast as
 pybind11 (a unit takes 1.3 s in place of 13 s).
 
-SPEC_DEC_BUILD     "all" instruction sets of the processor family (default), "native": those that run here, or
-                   names with commas between
+SPEC_DEC_BUILD     "all" instruction sets of the processor family (default), "native": those that run here (on
+                   Linux; elsewhere all), or names with commas between
 SPEC_DEC_SANITIZE  sanitizers as -fsanitize takes them, such as address,undefined
 SPEC_DEC_OBJECTS   folder of the compiled units, which later builds use again (default: build/objects)
 PROJECT_URL        public address of the repository, for a release: the metadata then has it, and the README's links
@@ -17,6 +17,7 @@ PROJECT_URL        public address of the repository, for a release: the metadata
 import os
 import platform
 import re
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,7 +39,7 @@ _AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 _AVX512 = [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 # In the order in which they are linked: of a function of the standard library that several contain, the linker keeps
 # the first one, which runs on all processors that run the later ones.
-INSTRUCTION_SETS = {
+_X86 = {
     "portable": [],
     "avx2": _AVX2,
     "avxvnni": [*_AVX2, "-mavxvnni"],
@@ -46,8 +47,14 @@ INSTRUCTION_SETS = {
     "vnni": [*_AVX512, "-mavx512vnni"],
     "amx": [*_AVX512, "-mavx512vnni", "-mavx512fp16", "-mamx-tile", "-mamx-bf16"],
 }
+# GCC for ARM schedules instructions before it allocates registers, and then copies and spills most sums.
+_NEON = ["-fno-schedule-insns"]
+_ARM = {"portable": _NEON, "dotprod": [*_NEON, "-march=armv8.2-a+dotprod"]}
+INSTRUCTION_SETS: dict[str, list[str]] = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _ARM}.get(
+    platform.machine(), {"portable": []}
+)
 # What /proc/cpuinfo calls the last of these, if it has another name.
-_NEEDS = {"avxvnni": "avx_vnni", "avx512": "avx512vl", "vnni": "avx512_vnni", "amx": "amx_bf16"}
+_NEEDS = {"avxvnni": "avx_vnni", "avx512": "avx512vl", "vnni": "avx512_vnni", "amx": "amx_bf16", "dotprod": "asimddp"}
 
 
 class BuildKernels(build_ext):
@@ -111,19 +118,20 @@ class BuildKernels(build_ext):
             objects = list(pool.map(compiled, units))
         result = Path(self.get_ext_fullpath(ext.name))
         result.parent.mkdir(parents=True, exist_ok=True)
-        link = ["-pthread", *([f"-fsanitize={sanitize}"] if sanitize else [])]
+        # Python is not linked: its symbols are those of the process that loads the module.
+        mac = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
+        link = ["-pthread", *mac, *([f"-fsanitize={sanitize}"] if sanitize else [])]
         self.compiler.spawn([*self.compiler.compiler_so_cxx[:1], "-shared", *link, *objects, "-o", str(result)])
 
     def instruction_sets(self) -> list[str]:
         """Return those of SPEC_DEC_BUILD that the compiler knows; "portable" is always one of them."""
-        if platform.machine() not in ("x86_64", "AMD64"):
-            return ["portable"]
         build = os.environ.get("SPEC_DEC_BUILD", "all")
         wanted = list(INSTRUCTION_SETS)
-        if build == "native":
-            known = Path("/proc/cpuinfo").read_text().split()
+        cpuinfo = Path("/proc/cpuinfo")
+        if build == "native" and cpuinfo.exists():
+            known = cpuinfo.read_text().split()
             wanted = [name for name in wanted if _NEEDS.get(name, name) in known or name == "portable"]
-        elif build != "all":
+        elif build not in ("all", "native"):
             wanted = [name for name in wanted if name in ("portable", *build.split(","))]
         return [name for name in wanted if self._compiler_knows(INSTRUCTION_SETS[name])]
 

@@ -48,11 +48,12 @@ def restored() -> Iterator[None]:
 
 
 def test_the_best_is_used() -> None:
-    known = ["amx", "vnni", "avx512", "avxvnni", "avx2", "portable"]
+    known = ["amx", "vnni", "avx512", "avxvnni", "avx2", "dotprod", "portable"]
     assert [name for name in known if name in SETS] == SETS and SETS[-1] == "portable"
     flags = Path("/proc/cpuinfo").read_text().split()
     assert ("avx2" in SETS) == ("avx2" in flags)
     assert ("avxvnni" in SETS) == ("avx_vnni" in flags and "avx2" in flags)
+    assert ("dotprod" in SETS) == ("asimddp" in flags)
 
 
 def results_of(name: str, weight: Tensor, bias: Tensor, x: Tensor) -> dict[Any, Tensor]:

@@ -6,6 +6,9 @@
 #if defined(SPEC_DEC_WITH_AMX) || defined(SPEC_DEC_WITH_AVXVNNI)
 #include <cpuid.h>
 #endif
+#if defined(SPEC_DEC_WITH_DOTPROD) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
 namespace spec_dec {
 
@@ -20,6 +23,7 @@ SPEC_DEC_DECLARE(avxvnni)
 SPEC_DEC_DECLARE(avx512)
 SPEC_DEC_DECLARE(vnni)
 SPEC_DEC_DECLARE(amx)
+SPEC_DEC_DECLARE(dotprod)
 
 namespace {
 
@@ -39,6 +43,18 @@ bool has_avx_vnni() {
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
     constexpr unsigned AVX_VNNI = 1u << 4;
     return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & AVX_VNNI);
+}
+#endif
+
+#ifdef SPEC_DEC_WITH_DOTPROD
+// Whether the processor multiplies and sums bytes (ASIMDDP), as all of Apple's do.
+bool has_dotprod() {
+#ifdef __linux__
+    constexpr unsigned long ASIMDDP = 1ul << 20;
+    return getauxval(AT_HWCAP) & ASIMDDP;
+#else
+    return true;
+#endif
 }
 #endif
 
@@ -70,6 +86,9 @@ std::vector<const Kernels*> runnable() {
 #ifdef SPEC_DEC_WITH_AVX2
     if (avx2) result.push_back(&isa_avx2::get_kernels());
 #endif
+#endif
+#ifdef SPEC_DEC_WITH_DOTPROD
+    if (has_dotprod()) result.push_back(&isa_dotprod::get_kernels());
 #endif
     result.push_back(&isa_portable::get_kernels());
     return result;

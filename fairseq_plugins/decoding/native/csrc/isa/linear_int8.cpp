@@ -11,7 +11,7 @@ namespace {
 
 constexpr int GROUP = 4;  // inputs that one instruction multiplies and sums
 
-// Processors multiply unsigned by signed bytes, but inputs are quantized to -127 .. 127. With VNNI, which sums four
+// x86 processors multiply unsigned by signed bytes, but inputs are quantized to -127 .. 127. With VNNI, which sums four
 // products in 32 bits, a zero point of 128 makes them unsigned. Without it, their signs move to the weights, so that
 // two products, at most 2 * 127 * 127, fit 16 bits.
 #ifdef SPEC_DEC_VNNI
@@ -52,6 +52,8 @@ inline Integers add_products(Integers sums, Integers inputs, [[maybe_unused]] In
     const __m256i signed_weights = _mm256_sign_epi8((__m256i)weights, (__m256i)inputs);
     const __m256i pairs = _mm256_maddubs_epi16((__m256i)magnitudes, signed_weights);
     return sums + (Integers)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return (Integers)vdotq_s32((int32x4_t)sums, (int8x16_t)weights, (int8x16_t)inputs);
 #else
     typedef int16_t Pairs __attribute__((vector_size(sizeof(Integers)), may_alias));
     const Pairs x = (Pairs)inputs, w = (Pairs)weights;
