@@ -127,7 +127,7 @@ def get_parser() -> CommandParser:
     parser = CommandParser("spec-dec-average", (__doc__ or "").split("\n")[0], example)
     add = parser.add_argument
     add("inputs", nargs="+", metavar="FOLDER|FILE", help="a training folder with numbered checkpoints, or checkpoints")
-    add("--last", type=positive, default=10, metavar="N", help="average the last N of a folder (default: 10)")
+    add("--last", type=positive, metavar="N", help="average the last N of a folder (default: 10)")
     add("--output", required=True, metavar="MODEL.pt", help="write the averaged checkpoint there")
     add("--fp32", action="store_true", help="save weights in single precision (default: half precision)")
     return parser
@@ -138,12 +138,15 @@ def run(argv: Sequence[str]) -> None:
     args = get_parser().parse_args(argv)
     check_file(args.output, "--output")
     inputs = [Path(name) for name in args.inputs]
-    files = last_checkpoints(inputs[0], args.last) if len(inputs) == 1 and inputs[0].is_dir() else inputs
+    if len(inputs) == 1 and inputs[0].is_dir():
+        inputs = last_checkpoints(inputs[0], args.last or 10)
+    elif args.last is not None and all(map(Path.is_file, inputs)):
+        raise ConfigurationError("--last", args.last, "is for a folder", "leave it out, or give one")
     with warnings.catch_warnings():
         ignore_hydras_warnings()
-        state = average(files)
+        state = average(inputs)
     size = write_checkpoint(Path(args.output), state if args.fp32 else to_half(state), "--output")
-    print(f"{args.output}: mean of {', '.join(file.name for file in files)}; {size / 1e6:.1f} MB")
+    print(f"{args.output}: mean of {', '.join(file.name for file in inputs)}; {size / 1e6:.1f} MB")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -82,6 +82,12 @@ def test_invalid_input_is_refused(corpus: Corpus, tmp_path: Path, capsys: pytest
     command = [str(corpus.verifier), str(corpus.drafter), "--output", str(tmp_path / "mean.pt")]
     assert averaging.main(command) == 2 and not (tmp_path / "mean.pt").exists()
     assert "its weights differ in name or shape" in capsys.readouterr().err
+    for files, problem in (
+        ([str(corpus.verifier)], "--last 1: is for a folder"),
+        ([str(tmp_path / "none")], "none: no such file"),
+    ):
+        assert averaging.main([*files, "--last", "1", "--output", str(tmp_path / "mean.pt")]) == 2
+        assert problem in capsys.readouterr().err
     state = torch.load(corpus.verifier)
     state["model"]["decoder.layers.0.fc1.bias"][1] = float("nan")
     torch.save(state, tmp_path / "nan.pt")
