@@ -113,6 +113,8 @@ def origin(cfg: DictConfig, subset: str) -> dict[str, Any]:
     for name in _TASK_OPTIONS:
         if (value := task.get(name)) != getattr(TranslationConfig, name, None):
             depends_on[name] = value
+    if cfg.generation.prefix_size:  # of the target side
+        depends_on["prefixes"] = sha256(sorted(Path(task.data).glob(f"{subset}.*.{target}.*")))
     if task.int8:
         depends_on["int8"] = True
     if cfg.generation.sampling:

@@ -294,6 +294,19 @@ def test_shards_of_another_drafter_or_rule(corpus: Corpus, tmp_path: Path, capsy
     refused(f"--drafter-path {missing}: no such file", capsys, *again, "1", "--drafter-path", missing)
 
 
+def test_shards_of_other_prefixes(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --prefix-size translations begin as the target side does, else they do not depend on it."""
+    data = shutil.copytree(corpus.data, tmp_path / "data")
+    command = ["decode", data, "--path", corpus.verifier, "--cpu", "--decoder", "greedy", "--gen-subset", "valid"]
+    free, forced = [*command, "--output", tmp_path / "0"], [*command, "--output", tmp_path / "1", "--prefix-size", "1"]
+    for given in (free, forced):
+        assert cli.main([str(word) for word in given]) == 0
+    with (data / "valid.src-tgt.tgt.bin").open("ab") as file:
+        file.write(b"\0\0")
+    assert cli.main([str(word) for word in free]) == 0
+    refused("was made from other prefixes; ", capsys, *forced)
+
+
 def test_dictionaries_that_do_not_match(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["--path", corpus.verifier, "--output", tmp_path / "shards", "--cpu"]
     refused("dict.src.txt is not the one that", capsys, "decode", corpus.other_data, *command)
