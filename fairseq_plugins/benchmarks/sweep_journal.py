@@ -18,8 +18,8 @@ from fairseq_plugins.shared.files import sha256
 from fairseq_plugins.shared.shards import ShardWriter, read_lines, read_origin
 from fairseq_plugins.shared.typed_values import parse_json
 
-# Options of the task that are paths, whose files count, and that only affect printing.
-_PATHS = ("data", "drafter_path", "verbose")
+# Options of the task that are left out: paths, whose files count, and one that only affects printing.
+_IRRELEVANT = ("data", "drafter_path", "verbose")
 
 
 class _Record(TypedDict):
@@ -65,7 +65,7 @@ def circumstances(cfg: DictConfig, args: argparse.Namespace) -> dict[str, Any]:
     """Return all that a measurement depends on, besides the setting itself."""
     device = "cpu" if cfg.common.cpu or not torch.cuda.is_available() else torch.cuda.get_device_name()
     data = Path(cfg.task.data)
-    task = {str(name): value for name, value in cfg.task.items() if name not in _PATHS}
+    task = {str(name): value for name, value in cfg.task.items() if name not in _IRRELEVANT}
     return {
         **task,
         "verifier": sha256([Path(path) for path in utils.split_paths(cfg.common_eval.path)]),
