@@ -1,6 +1,7 @@
 """Source and target language of a folder, from the names of its files."""
 
 import re
+from itertools import permutations
 from pathlib import Path
 
 from fairseq_plugins.errors import ConfigurationError
@@ -38,9 +39,9 @@ def find_languages(folder: Path, given: tuple[str | None, str | None] = (None, N
             return (source or others[0]), (target or others[0])
     names = [folder.resolve().name, *(file.name.split(".")[1] for file in folder.glob("*.*-*.*.bin"))]
     for name in names:
-        pair = re.search(r"(?:^|\.)([^.-]+)-([^.-]+)$", name)
-        if pair is not None and {pair[1], pair[2]} <= set(known):
-            return pair[1], pair[2]
+        for pair in permutations(known, 2):  # not split at "-", which languages have, too: en-pt-BR
+            if re.search(rf"(?:^|\.){re.escape('-'.join(pair))}$", name):
+                return pair
     if {"src", "tgt"} <= set(known):
         return "src", "tgt"
     problem = f"does not say which of {', '.join(known)} is the source"

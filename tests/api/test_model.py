@@ -282,7 +282,14 @@ def test_languages_of_a_folder(tmp_path: Path) -> None:
     assert find_languages(folder, ("en", None)) == find_languages(folder, (None, "de")) == ("en", "de")
     (folder / "test.de-en.en.bin").touch()
     assert find_languages(folder) == ("de", "en")
-    assert find_languages(folder.rename(tmp_path / "my.text.en-de")) == ("en", "de")
+    folder = folder.rename(tmp_path / "my.text.en-de")
+    assert find_languages(folder) == ("en", "de")
+    (folder / "dict.de.txt").rename(folder / "dict.pt-BR.txt")
+    with pytest.raises(ConfigurationError, match="does not say which of en, pt-BR is the source"):
+        find_languages(folder)
+    (folder / "test.pt-BR-en.en.bin").touch()
+    assert find_languages(folder) == ("pt-BR", "en")
+    assert find_languages(folder.rename(tmp_path / "my.text.en-pt-BR")) == ("en", "pt-BR")
 
 
 USE = """
