@@ -34,16 +34,20 @@ def notes(bench: Bench, contenders: Sequence[Contender], rows: Sequence[Row], ar
     """Return the lines below the tables: the meaning of the columns, and guarantees."""
     least = f" of at least {args.timing_seconds:g} s each" if args.timing_seconds else ""
     lossless = ", ".join(contender.name for contender in contenders if contender.lossless) or "none"
+    runs = f"median of {args.repeats} alternating runs" if args.repeats > 1 else "one run"
+    spread = max(row.spread() for row in rows)
     kind, first = precision(bench.cfg), "" if bench.sentences is None else "the first "
     return [
         f"BLEU and same output: subset {bench.subset}, {first}{counted(len(bench.order), 'sentence')}, "
         f"batch size {bench.batch_size}. "
         f"Same as: sentences with the token ids of {' and '.join(tables.compared_with(rows))}.",
         *([f"sacrebleu {bleu_signature()}"] if rows[0].bleu is not None else []),
-        f"Speed on the first {counted(rows[0].timed_sentences, 'sentence')}: median of {args.repeats} alternating runs"
-        f"{least} after a warm-up, time in the decoder only. Tokens per iteration and × (speed over the same "
-        f"search) at batch size {args.timing_batch_sizes[0]}; × greedy is over our greedy decoding.",
-        f"The slowest run of a row took up to {max(row.spread() for row in rows):.2f} times as long as its fastest.",
+        f"Speed on the first {counted(rows[0].timed_sentences, 'sentence')}: {runs}{least} after a warm-up, "
+        f"time in the decoder only. Tokens per iteration and × (speed over the same search) at batch size "
+        f"{args.timing_batch_sizes[0]}; × greedy is over our greedy decoding.",
+        f"The slowest run of a row took up to {spread:.2f} times as long as its fastest."
+        if args.repeats > 1
+        else "Speeds of one run may be far off; --repeats 3 shows how far runs differ.",
         f"Lossless by construction: {lossless}.",
         f"Precision: {kind}. {guarantee(kind)}",
         *lossy_note(contenders),
