@@ -89,8 +89,9 @@ def source_files(data: str, subset: str, source: str, target: str) -> list[Path]
         files = [Path(data) / f"{subset}.{pair}.{source}.{kind}" for kind in ("idx", "bin")]
         if all(file.is_file() for file in files):
             return [*files, *(Path(data) / f"dict.{language}.txt" for language in (source, target))]
-    problem = f"no such subset in {data}"
-    raise ConfigurationError("--gen-subset", subset, problem, "name one that fairseq-preprocess wrote there")
+    problem = f"no such subset of {source}-{target} in {data}"
+    remedy = "name one that fairseq-preprocess wrote there, and its {--source-lang} and {--target-lang}"
+    raise ConfigurationError("--gen-subset", subset, problem, remedy)
 
 
 def origin(cfg: DictConfig, subset: str) -> dict[str, Any]:

@@ -59,7 +59,8 @@ def open_task(data: str, source: str | None, target: str | None) -> TranslationT
         return TranslationTask.setup_task(cfg)
     except Exception as error:  # fairseq has no one class for missing files
         problem = f"no binarised data ({error})"
-        raise ConfigurationError(None, data, problem, "give a folder that fairseq-preprocess wrote") from error
+        remedy = "give a folder that fairseq-preprocess wrote, and its {--source-lang} and {--target-lang}"
+        raise ConfigurationError(None, data, problem, remedy) from error
 
 
 def read_all(folder: Path, subset: str, data: str, count: int) -> tuple[dict[str, Any], list[TeacherSentence]]:

@@ -334,7 +334,7 @@ def test_misaligned_and_empty_data(corpus: Corpus, tmp_path: Path, capsys: pytes
     )
     command[1] = tmp_path / "none"
     refused("test.src-tgt.src.idx: has no sentences", capsys, *command, "--gen-subset", "test")
-    refused("no such subset", capsys, *command, "--gen-subset", "train")
+    refused("no such subset of src-tgt", capsys, *command, "--gen-subset", "train")
 
 
 def test_other_mistakes(corpus: Corpus, greedy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
