@@ -244,15 +244,18 @@ def load_subset(task: Any, subset: str) -> Any:
 
 
 @contextmanager
-def subset_errors(subset: str, data: str) -> Iterator[None]:
+def subset_errors(subset: str, data: str, training: bool = False) -> Iterator[None]:
     """Raise ConfigurationError for a missing, empty, misaligned or truncated subset of a data folder."""
     check_binarised(data, subset)
     try:
         yield
     except FileNotFoundError as error:
-        raise ConfigurationError(
-            "--gen-subset", subset, f"no such subset in {data}", "name one that fairseq-preprocess wrote there"
-        ) from error
+        option, remedy = "--gen-subset", "name one that fairseq-preprocess wrote there"
+        if training and subset.startswith("train"):
+            option = "--train-subset"
+        elif training:
+            option, remedy = "--valid-subset", f"{remedy}, or train without it: {{--disable-validation}}"
+        raise ConfigurationError(option, subset, f"no such subset in {data}", remedy) from error
     except AssertionError as error:
         problem = f"{subset} has different numbers of source and target sentences"
         remedy = "binarise it again from text in which line n of one side belongs to line n of the other"

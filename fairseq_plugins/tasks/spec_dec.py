@@ -87,7 +87,7 @@ class CheckedTranslation(TranslationTask):
 
     def load_dataset(self, split: str, *args: Any, **kwargs: Any) -> None:
         """Load a subset; raise ConfigurationError when it is missing, empty or misaligned."""
-        with subset_errors(split, self.cfg.data):
+        with subset_errors(split, self.cfg.data, training="epoch" in kwargs):  # only fairseq-train gives an epoch
             super().load_dataset(split, *args, **kwargs)
 
     def get_interactive_tokens_and_lengths(self, lines: list[str], encode_fn: Any) -> tuple[list[Any], list[Any]]:
