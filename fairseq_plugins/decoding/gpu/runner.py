@@ -242,7 +242,7 @@ class Runner:
         )  # fmt: skip
         return {
             "embedding": embedding, "eps": norm.eps, "HAS_TABLE": table is not None, "HAS_NORM": bool(norm),
-            "WIDTH": padded(model.width), "num_warps": 4, **self.launch,
+            "WIDTH": padded(model.width), **self.launch,
         }  # fmt: skip
 
     def linear(

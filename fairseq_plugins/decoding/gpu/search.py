@@ -92,7 +92,7 @@ class EncoderRunner:
         tokens, places, begins, sizes = self.parts(tiles)
         rows.source_rows[(count,)](
             batch.arguments, tokens, places, begins, sizes, self.own_slots, self.slots, self.last_visible,
-            **self.runner.rows_arguments(self.x),
+            num_warps=4, **self.runner.rows_arguments(self.x),
         )  # fmt: skip
         # The host writes the sizes before, and they are 0 where no sentence is.
         step = DecoderStep(
@@ -151,7 +151,7 @@ class Search:
         positions, slots = self.positions[:count], self.slots[:count]
         rows.step_rows[(count,)](
             arguments, into, positions, slots, self.needed, each, OF_BEAMS=ancestors is not None,
-            STEPS=triton.next_power_of_2(each), **self.runner.rows_arguments(x),
+            STEPS=triton.next_power_of_2(each), num_warps=4, **self.runner.rows_arguments(x),
         )  # fmt: skip
         return DecoderStep(
             count, each, self.needed[:places], slots, batch.bases, positions, positions, batch.source_bases,

@@ -95,7 +95,7 @@ class TrainedDrafter(Drafter):
         ) if self.queries is not None and mask.positions is not None else None  # fmt: skip
         rows.drafted_rows[(count,)](
             batch.arguments, mask.vector, soft_copy, self.newest, positions, slots, last, each, tokens, COPIES=copies,
-            ADDS=adds, IN_BLOCK=in_block, **self.runner.rows_arguments(x),
+            ADDS=adds, IN_BLOCK=in_block, num_warps=8, **self.runner.rows_arguments(x),
         )  # fmt: skip
         step = DecoderStep(
             count, each, batch.active[:places], slots, batch.bases, last, positions, batch.source_bases,
