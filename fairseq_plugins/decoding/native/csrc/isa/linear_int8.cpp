@@ -30,6 +30,9 @@ constexpr int STEP = HAS_MAGNITUDES ? 2 * GROUP : GROUP;  // bytes of a group of
 
 constexpr int whole_groups(int inputs) { return (inputs + GROUP - 1) / GROUP * GROUP; }
 
+// Bytes of a quantized row that come before the group of an input; of whole groups of inputs, their size.
+constexpr int64_t bytes_before(int input) { return static_cast<int64_t>(input / GROUP) * STEP; }
+
 inline Integers splat_group(const uint8_t* from) {
     int32_t group;
     std::memcpy(&group, from, GROUP);
@@ -80,9 +83,9 @@ inline void store_groups(uint8_t* to, Integers values, int count) {
         groups[1] = _mm_unpackhi_epi32(bytes, magnitudes);
     }
     if (count == LANES) {
-        std::memcpy(to, groups, LANES / GROUP * STEP);
+        std::memcpy(to, groups, bytes_before(LANES));
     } else {
-        std::memcpy(to, groups, count / GROUP * STEP);
+        std::memcpy(to, groups, bytes_before(count));
     }
 #else
     for (int lane = 0; lane < count; ++lane) to[lane] = static_cast<uint8_t>(values[lane]);
@@ -109,7 +112,7 @@ float quantize_row(const float* x, int inputs, uint8_t* quantized) {
         // Clamping also maps NaN and infinity into the range.
         const Vector raised = value > -127 ? value : splat(-127), bounded = raised < 127 ? raised : splat(127);
         const Integers rounded = (Integers)(bounded + splat(ROUNDER)) - (Integers)splat(ROUNDER) + ZERO_POINT;
-        store_groups(quantized + i / GROUP * STEP, rounded, std::min(LANES, whole_groups(inputs) - i));
+        store_groups(quantized + bytes_before(i), rounded, std::min(LANES, whole_groups(inputs) - i));
     }
     return largest / 127 + reduce_sum(nan);
 }
@@ -127,7 +130,7 @@ struct QuantizedRows {
         }
     }
 
-    int64_t row_bytes() const { return static_cast<int64_t>(size) / GROUP * STEP; }
+    int64_t row_bytes() const { return bytes_before(size); }
 };
 
 // Values are padded to whole panels.
@@ -145,7 +148,7 @@ template <int ROWS>
 __attribute__((noinline)) void multiply_int8_block(const Int8Weight& weight, int size, int64_t first, int outputs,
                                                    const uint8_t* x, const float* row_scales, const Target& target) {
     constexpr int IN_PANEL = PANEL / LANES, PANELS = PANELS_OF<ROWS>, VECTORS = PANELS * IN_PANEL;
-    const int64_t panel_bytes = static_cast<int64_t>(size) * PANEL, row_bytes = size / GROUP * STEP;
+    const int64_t panel_bytes = static_cast<int64_t>(size) * PANEL, row_bytes = bytes_before(size);
     // Copies, which the compiler keeps in registers.
     const bool is_plain = has_vector_epilogue(target), is_relu = target.activation == Activation::RELU,
                add = target.add;
@@ -166,7 +169,7 @@ __attribute__((noinline)) void multiply_int8_block(const Int8Weight& weight, int
                 if (v % IN_PANEL == 0) __builtin_prefetch(from + ahead);
             }
             for (int row = 0; row < ROWS; ++row) {
-                const uint8_t* group = x + row * row_bytes + i / GROUP * STEP;
+                const uint8_t* group = x + row * row_bytes + bytes_before(i);
                 const Integers inputs = splat_group(group);
                 const Integers magnitudes = HAS_MAGNITUDES ? splat_group(group + GROUP) : inputs;
                 for (int v = 0; v < COUNT; ++v)
@@ -277,11 +280,11 @@ public:
     // the products, and what is lost of numbers that are too small. Of large ones, a sum may overflow in one order
     // only.
     float error_bound(const float* x) const override {
-        std::vector<uint8_t> quantized(whole_groups(inputs) / GROUP * STEP);
+        std::vector<uint8_t> quantized(bytes_before(whole_groups(inputs)));
         const float scale = quantize_row(x, inputs, quantized.data());
         double squares = 0, errors = 0;
         for (int i = 0; i < inputs; ++i) {
-            const uint8_t number = quantized[i / GROUP * STEP + i % GROUP];
+            const uint8_t number = quantized[bytes_before(i) + i % GROUP];
             const double value = x[i],
                          error = value - static_cast<double>(scale) * static_cast<int8_t>(number - ZERO_POINT);
             squares += value * value;
