@@ -17,6 +17,7 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.process.deferred import without_garbage_collection
 from fairseq_plugins.shared.cli import CommandParser, named_values, not_negative, positive, run_command
 from fairseq_plugins.shared.files import missing_folder
+from fairseq_plugins.shared.languages import split_pair
 
 NAME = "spec-dec-serve"
 KEY_VARIABLE = "SPEC_DEC_API_KEY"
@@ -93,10 +94,10 @@ def make_models(args: argparse.Namespace) -> list[Any]:
         languages, folder = None, given
         if "=" in given and not Path(given).exists():
             pair, _, folder = given.partition("=")
-            source, _, target = pair.partition("-")
-            if not source or not target:
-                raise ConfigurationError("MODEL", given, remedy=f"give SOURCE-TARGET=FOLDER, such as en-de={folder}")
-            languages = (source, target)
+            languages = split_pair(pair, Path(folder))
+            if languages is None:
+                remedy = f"give SOURCE-TARGET=FOLDER, such as en-de={folder}, or pt-BR:en={folder}"
+                raise ConfigurationError("MODEL", given, remedy=remedy)
         models.append(
             ServedModel(
                 folder, languages, options, args.beam, args.max_waiting, max(args.max_beam, args.beam), args.threads

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 import threading
 import time
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ from fairseq_plugins.api.service import MAX_BEAM, MAX_SENTENCES
 from fairseq_plugins.data.sentences import split_text
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.serving.errors import RequestError
+from fairseq_plugins.shared.languages import split_pair
 
 logger = logging.getLogger("spec-dec-serve")
 
@@ -99,9 +99,8 @@ class ServedModel:
             for folder in (os.path.abspath(self.folder), self.folder):
                 problem = problem.replace(folder, Path(folder).name)
             self.state, self.problem = "broken", problem
-            named = re.search(r"(?:^|\.)([^.-]+)-([^.-]+)$", Path(self.folder).name)
-            if self.languages is None and named is not None:
-                self.languages = (named[1], named[2])
+            home = Path(self.folder)
+            self.languages = self.languages or split_pair(home.name.rpartition(".")[2], home)
             return
         seconds = time.perf_counter() - started
         logger.info(f"model {self.name}: {model.decoder}, {service.engine}; {seconds:.1f} s")

@@ -48,3 +48,17 @@ def find_languages(folder: Path, given: tuple[str | None, str | None] = (None, N
     raise ConfigurationError(
         None, folder, problem, "give {--source-lang} and {--target-lang}, or name it NAME.SOURCE-TARGET"
     )
+
+
+def split_pair(pair: str, folder: Path) -> tuple[str, str] | None:
+    """Return the two languages of `en-de` or `en:de`; None if they cannot be told apart.
+
+    With several hyphens, as in `pt-BR-en`, they are the two that have dictionaries in `folder`.
+    """
+    separator = ":" if ":" in pair else "-"
+    parts = pair.split(separator)
+    joined = ((separator.join(parts[:cut]), separator.join(parts[cut:])) for cut in range(1, len(parts)))
+    pairs = [both for both in joined if all(both)]
+    if len(pairs) > 1:
+        pairs = [both for both in pairs if all((folder / f"dict.{language}.txt").exists() for language in both)]
+    return pairs[0] if len(pairs) == 1 else None

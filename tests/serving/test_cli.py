@@ -30,6 +30,19 @@ def test_models_of_a_command_line() -> None:
             cli.make_models(cli.get_parser().parse_args(wrong))
 
 
+def test_languages_with_a_hyphen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several hyphens do not say where the source ends; dictionaries or a colon do."""
+    monkeypatch.chdir(tmp_path)
+    for language in ("pt-BR", "en"):
+        (tmp_path / f"dict.{language}.txt").touch()
+    given = ["pt-BR-en=.", "en-pt-BR=.", "pt-BR:en=none", "en:en=none"]
+    models = cli.make_models(cli.get_parser().parse_args(given))
+    assert [model.languages for model in models] == [("pt-BR", "en"), ("en", "pt-BR"), ("pt-BR", "en"), ("en", "en")]
+    for wrong in ("pt-BR-en=none", "pt-BR-de=.", "a:b:c=.", ":en=."):
+        with pytest.raises(ConfigurationError, match="give SOURCE-TARGET=FOLDER, such as en-de=.*, or pt-BR:en="):
+            cli.make_models(cli.get_parser().parse_args([wrong]))
+
+
 def test_languages_are_the_models_or_the_given_ones() -> None:
     options = {"decoder": "greedy"}
     own, named = ServedModel(str(FOLDER), None, options), ServedModel(str(FOLDER), ("x", "y"), options)
@@ -71,7 +84,8 @@ def test_languages_that_a_folder_does_not_tell(tmp_path: Path) -> None:
 
 def test_wrong_arguments_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["en=folder"]) == 2
-    assert capsys.readouterr().err.strip().endswith("MODEL en=folder: give SOURCE-TARGET=FOLDER, such as en-de=folder")
+    remedy = "give SOURCE-TARGET=FOLDER, such as en-de=folder, or pt-BR:en=folder"
+    assert capsys.readouterr().err.strip().endswith(f"MODEL en=folder: {remedy}")
     assert cli.main(["nothing.en-de"]) == 2
     assert "folder nothing.en-de: no such folder; give one" in capsys.readouterr().err
     with socket.create_server(("127.0.0.1", 0)) as other:
