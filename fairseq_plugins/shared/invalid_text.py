@@ -49,6 +49,11 @@ def refuse_utf16(beginning: str) -> None:
         raise ConfigurationError("input", None, "is UTF-16", "convert it with iconv -f UTF-16 -t UTF-8")
 
 
+def mend(line: str) -> str:
+    """Return a line with U+FFFD in place of escaped bytes."""
+    return _INVALID.sub("\ufffd", line)
+
+
 class InvalidLines:
     """Lines of one input that are not UTF-8, of which a binary file has thousands."""
 
@@ -66,7 +71,7 @@ class InvalidLines:
             refuse_utf16(lines[0])
         mended = []
         for number, line in enumerate(lines, before + 1):
-            mended.append(_INVALID.sub("\ufffd", line))
+            mended.append(mend(line))
             if mended[-1] != line:
                 self._count += 1
                 if self._count <= self._SHOWN:

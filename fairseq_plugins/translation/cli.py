@@ -8,34 +8,31 @@ torchrun, a Slurm array). Until the translation is complete, its shards are in a
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
-from fairseq_plugins.api import Model, Translation, load
+from fairseq_plugins.api import load
 from fairseq_plugins.api.generators import BATCH_SIZE
 from fairseq_plugins.api.options import LOAD, spelling_of
-from fairseq_plugins.api.results import CallStatistics
-from fairseq_plugins.data.sentences import join_text, split_text
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import ConfigurationError, flag
-from fairseq_plugins.process.ending import close_with, fail, failure_ends_others
-from fairseq_plugins.process.output import counted, say
+from fairseq_plugins.process.ending import failure_ends_others
+from fairseq_plugins.process.output import say
 from fairseq_plugins.shared.cli import CommandParser, named_values, positive, run_command
 from fairseq_plugins.shared.display import progress_bar
 from fairseq_plugins.shared.files import Destination, destination, unwritable
-from fairseq_plugins.shared.invalid_text import ENCODING, InvalidLines, refuse_utf16
+from fairseq_plugins.shared.invalid_text import ENCODING, refuse_utf16
 from fairseq_plugins.shared.shards import ShardWriter, read_lines
 from fairseq_plugins.shared.workers import Worker, end_with_parent, find_worker, start_processes, take_shards
-from fairseq_plugins.translation.drafts import DraftSources, count_lines, draft_sources
+from fairseq_plugins.translation.drafts import count_lines, draft_sources
 from fairseq_plugins.translation.output_shards import CHUNK, OutputShards, forget_run, origin
+from fairseq_plugins.translation.translator import Translator, too_long
 
 NAME = "spec-dec-translate"
 
@@ -122,100 +119,8 @@ def chunks(file: TextIO, size: int) -> Iterator[list[str]]:
         yield lines
 
 
-class Translator:
-    """Translate lines and format each as --output-format asks."""
-
-    def __init__(self, model: Model, args: argparse.Namespace, drafts: DraftSources | None = None) -> None:
-        self.model = model
-        self.args = args
-        self.drafts = drafts
-        self.total = CallStatistics()
-        self._invalid = InvalidLines()
-        close_with(self, self._invalid.report)
-
-    def translate(self, lines: Sequence[str], before: int) -> list[str]:
-        """Return the output for lines of `chunks`, which follow `before` lines of the file.
-
-        Reports and repairs lines that are not UTF-8. Reports lines that are too long as failures.
-        """
-        model, args = self.model, self.args
-        mended = self._invalid.mend(lines, before)
-        # Of each line its sentences, each with the blanks that follow it.
-        pairs = [split_text(line, model.source_lang) if args.split == "sentences" else [(line, "")] for line in mended]
-        tokens = [[model.tokenize(sentence) for sentence, _ in line] for line in pairs]
-        longest = [max(map(len, line), default=0) + 1 for line in tokens]
-        fitting = [index for index, length in enumerate(longest) if length <= model.max_source_tokens]
-        sentences = [(before + index, sentence) for index in fitting for sentence, _ in pairs[index]]
-        # By which samples differ; the sentences of a line have numbers far apart.
-        numbers = [before + index + (place << 24) for index in fitting for place in range(len(pairs[index]))]
-        drafts = None if self.drafts is None else self.drafts.tokens(sentences, model)
-        batch = model.translate_batch(
-            [words for index in fitting for words in tokens[index]],
-            drafts=drafts,
-            numbers=numbers,
-            return_scores=args.output_format == "jsonl",
-            beam=args.beam,
-            num_hypotheses=args.nbest,
-            alignments=args.alignments,
-            batch_size=args.batch_size,
-        )
-        self.total.seconds += model.statistics.seconds
-        for translation in batch:
-            self.total.add(translation)
-        if self.drafts is not None:
-            texts = [translation.text for translation in batch]
-            self.drafts.remember([sentence for _, sentence in sentences], texts)
-        left, output = iter(batch), []
-        for index, line in enumerate(pairs):
-            number = before + index + 1
-            if longest[index] > model.max_source_tokens:
-                fail(f"line {number}: has {longest[index]} tokens, and the model reads at most "
-                     f"{model.max_source_tokens}; its translation is empty; split it")  # fmt: skip
-                output.append(self._too_long(number))
-            else:
-                output.append(self._line(number, [(next(left), separator) for _, separator in line]))
-        return output
-
-    def _too_long(self, number: int) -> str:
-        if self.args.output_format == "text":
-            return "\n"
-        return json.dumps({"line": number, "text": "", "error": "too long"}) + "\n"
-
-    def _line(self, number: int, sentences: Sequence[tuple[Translation, str]]) -> str:
-        """Return the output for a line of sentences, each with the blanks that follow it."""
-        text = join_text([(sentence.text, separator) for sentence, separator in sentences], self.model.target_lang)
-        if self.args.output_format == "text":
-            return text + "\n"
-        records = [self._record(sentence) for sentence, _ in sentences]
-        values = {"sentences": records} if self.args.split == "sentences" else records[0]
-        return json.dumps({"line": number, "text": text, **values}, ensure_ascii=False) + "\n"
-
-    def _record(self, translation: Translation) -> dict[str, Any]:
-        values = {**_rounded(asdict(translation)), "iterations": translation.iterations}
-        alternatives = values.pop("alternatives")
-        if not self.args.alignments:
-            del values["alignment"]
-        if self.args.nbest > 1:
-            values["alternatives"] = [
-                {name: alternative[name] for name in ("text", "tokens", "score", "token_scores")}
-                for alternative in map(_rounded, alternatives)
-            ]
-        return values
-
-    def summary(self) -> str:
-        """Return counts and speed in one line."""
-        total, accepted = self.total, self.total.tokens_per_iteration
-        counts = [counted(total.sentences, "sentence"), counted(total.tokens, "token")]
-        if accepted is not None:
-            counts += [counted(total.iterations, "iteration"), f"{accepted:.2f} tokens per iteration"]
-        speed = f"{total.sentences / max(total.seconds, 1e-9):.1f} sentences/s"
-        return f"{self.model.decoder}: {', '.join(counts)}, batch size {self.args.batch_size}, {speed}"
-
-
-def _rounded(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a translation, with scores rounded to four decimals."""
-    scores = [round(score, 4) for score in values["token_scores"]]
-    return {**values, "score": round(values["score"], 4), "token_scores": scores}
+def _open_text(path: str) -> TextIO:
+    return open(path, encoding=ENCODING, errors="surrogateescape", newline="\n")
 
 
 def run(argv: Sequence[str]) -> None:
@@ -303,6 +208,12 @@ def _translate_shards(
             translator = translator or make()
             _translate_shard(translator, shard, index, shards.count, lines)
     is_joined = shards.join()
+    if is_joined:
+        with _open_text(args.input) as text, open(args.output, encoding="utf-8", newline="\n") as output:
+            for number, (line, translation) in enumerate(zip(text, output, strict=False), 1):
+                if translation == too_long(number, args.output_format) and not line.isspace():
+                    translator = translator or make()
+                    translator.report_if_too_long(number, line)
     if translator is None:
         say(f"{NAME}: {args.output} was translated before")
         return
@@ -322,7 +233,7 @@ def _translate_shard(translator: Translator, shard: ShardWriter, index: int, cou
     if done:
         say(f"{NAME}: resuming after {done} of {total} lines ({name})")
     with (
-        open(translator.args.input, encoding=ENCODING, errors="surrogateescape", newline="\n") as file,
+        _open_text(translator.args.input) as file,
         progress_bar(total, initial=done, desc=name) as bar,
     ):
         for turn, chunk in enumerate(chunks(file, CHUNK)):
@@ -347,7 +258,7 @@ def _translate_stream(translator: Translator, output: Destination | None) -> Non
     with ExitStack() as opened:
         file, target = sys.stdin, sys.stdout
         if args.input is not None:
-            file = opened.enter_context(open(args.input, encoding=ENCODING, errors="surrogateescape", newline="\n"))
+            file = opened.enter_context(_open_text(args.input))
         if output is not None:
             if output.is_direct:
                 target = open(output.path, "w", encoding="utf-8")  # noqa: SIM115

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -142,6 +143,30 @@ def test_goes_on_where_it_was(
 
     text.write_text("Another text.\n")
     assert translate(text) == 0 and (text.parent / "out").read_text() != ""
+
+
+@pytest.mark.parametrize("form", ["text", "jsonl"])
+def test_a_line_that_was_too_long_before_the_interruption(
+    text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """The status is that of an uninterrupted run, also where all shards were finished and only joining was left."""
+    text.write_bytes(b"A dog.\n" + b"word " * 1099 + b"word\xff\nA cat.\n")
+    more = ["--output-format", form]
+    long = re.compile(r"error: line 2: has \d+ tokens, .*\n")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for place, name in ((cli.ShardWriter, "finish"), (output_shards.OutputShards, "join")):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, interrupt)
+            assert translate(text, *more) == 130
+        assert len(long.findall(capsys.readouterr().err)) == 1
+        monkeypatch.setattr(ending, "_has_failed", False)
+        assert translate(text, *more) == 0  # as Python ends, `ending` makes 1 of it
+        assert ending._has_failed and len(long.findall(capsys.readouterr().err)) == 1
+        assert len((text.parent / "out").read_text(encoding="utf-8").splitlines()) == 3
+        monkeypatch.setattr(ending, "_has_failed", False)
 
 
 def test_other_dictionaries_or_subwords_are_refused(
