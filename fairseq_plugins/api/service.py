@@ -1,5 +1,6 @@
 """A service: sentences of many threads join and leave one running batch."""
 
+import os
 import queue
 import threading
 import weakref
@@ -62,6 +63,7 @@ class Service:
         self._model = model
         self._max_sentences, self._max_beam = max_sentences, max_beam
         self._jobs: set[Job] = set()
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._is_closed = False
         self._all_ended = threading.Condition(self._lock)
@@ -73,7 +75,7 @@ class Service:
             self.engine = f"whole batches: {reason}"
         self._engines.append(WholeBatches(model))
         # Threads of the kernels must not outlive the interpreter.
-        self._finalizer = weakref.finalize(self, _close, self._engines)
+        self._finalizer = weakref.finalize(self, _close, self._engines, self._process)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a service is not copied or pickled; make one of each copy of its model")
@@ -116,9 +118,11 @@ class Service:
 
         Raises:
             ServiceFull: if `max_sentences` have not ended.
-            ServiceClosed: after `close`.
+            ServiceClosed: after `close`, and in a forked child, which has none of the threads that decode.
             ConfigurationError: as for `Model.translate`; for a beam, or a number of samples, above `max_beam`.
         """
+        if os.getpid() != self._process:
+            raise ServiceClosed("the service is of another process, whose threads decode; make one in this process")
         job = self._job(text, drafts, constraints, on_step, number, return_scores, options)
         if job.input.is_blank:
             if on_step is not None:
@@ -169,8 +173,10 @@ class Service:
             seconds: to wait, at most.
 
         Returns:
-            whether all have ended.
+            whether all have ended; True in a forked child, which changes nothing.
         """
+        if os.getpid() != self._process:
+            return True
         with self._lock:
             self._is_closed = True
             has_ended = self._all_ended.wait_for(lambda: not self._jobs, seconds)
@@ -218,6 +224,7 @@ class Service:
                 self._all_ended.notify_all()
 
 
-def _close(engines: Iterable[ContinuousEngine | WholeBatches]) -> None:
-    for engine in engines:
-        engine.close()
+def _close(engines: Iterable[ContinuousEngine | WholeBatches], process: int) -> None:
+    if os.getpid() == process:  # else their threads are not here, and may have held their locks
+        for engine in engines:
+            engine.close()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_plugins import Memory
+from fairseq_plugins.api.service import ServiceClosed
 from tests.api.released import loaded
 
 
@@ -61,3 +62,21 @@ def test_children_decode(decoder: str, tmp_path: Path) -> None:
         for worker in workers:
             worker.join()
     assert model.translate(text) == expected
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("decoder", ["greedy", "beam"])
+def test_a_child_is_refused_by_the_service_of_its_parent(decoder: str) -> None:
+    """The threads that would decode are not in the child, which would wait without end; closing waits for none."""
+    text = "A dog runs."
+    with loaded(decoder).service() as service:
+        before = service.submit(text).result()
+
+        def is_refused() -> bool:
+            with pytest.raises(ServiceClosed, match="make one in this process"):
+                service.submit(text)
+            return service.close(seconds=1000)
+
+        with service._lock:  # as if a thread submitted meanwhile
+            assert status_of_fork(is_refused) == 0
+        assert service.submit(text).result() == before
