@@ -1,6 +1,7 @@
 """A memory of earlier outputs: the targets of similar sources are drafts."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TypedDict, overload
@@ -125,6 +126,7 @@ class Memory:
         self._sources: list[str] = []
         self._targets: dict[str, str] = {}
         self._end = self._lines = 0  # bytes and lines of the file that have been read
+        self._inode = 0
 
     def _refresh(self) -> None:
         try:
@@ -143,8 +145,10 @@ class Memory:
 
     def _read(self, file: IO[bytes]) -> bytes:
         """Read the whole lines added since the last call; return the bytes after them."""
-        if file.seek(0, 2) < self._end:
+        status = os.fstat(file.fileno())
+        if status.st_size < self._end or status.st_ino != self._inode:  # another file
             self._forget()
+            self._inode = status.st_ino
         file.seek(self._end)
         *lines, rest = file.read().split(b"\n")
         for line in lines:

@@ -101,6 +101,10 @@ def test_a_file_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
     memory.add(["a source", "another"], ["its target", "end"])
     (tmp_path / FILE).write_text('{"source": "a", "target": "b"}\n')
     assert memory.drafts("a") == ["b"] and len(memory) == 1
+    # As editors do, also by one that is longer.
+    (tmp_path / "new").write_text('{"source": "c", "target": "d"}\n' * 3)
+    (tmp_path / "new").rename(tmp_path / FILE)
+    assert memory.drafts(["a", "c"]) == [[], ["d"]]
 
 
 def test_all_pairs_of_a_call_are_added_or_none(tmp_path: Path) -> None:
