@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import io
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -124,7 +125,7 @@ def merge(args: argparse.Namespace) -> dict[str, MergeCounts]:
     Raises ConfigurationError for shards that are missing or do not fit the data, and a folder that cannot be written.
     """
     destination, subsets = Path(args.destdir), args.gen_subset.split(",")
-    if destination.exists():
+    if os.path.lexists(destination):
         raise ConfigurationError("--destdir", destination, "is there already", "remove it or give another folder")
     for subset in subsets:
         check_subset(subset)

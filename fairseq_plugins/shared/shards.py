@@ -116,7 +116,7 @@ class ShardWriter:
 
 def read_lines(file: Path) -> Iterator[str]:
     """Yield the lines of a shard after its origin, without their ends; raises ValueError for a cut-off line."""
-    with open_own(file, "r", encoding="utf-8", newline="\n") as lines:
+    with open(file, encoding="utf-8", newline="\n") as lines:
         next(lines, None)
         for line in lines:
             if not line.endswith("\n"):
@@ -126,7 +126,7 @@ def read_lines(file: Path) -> Iterator[str]:
 
 def read_origin(file: Path) -> dict[str, Any]:
     """Return the origin of a shard; raises ConfigurationError for another file."""
-    with open_own(file, "rb") as opened:
+    with file.open("rb") as opened:
         first = opened.readline()
     try:
         return parse_json(first, dict[str, Any])

@@ -251,6 +251,22 @@ def test_spoiled_shards(corpus: Corpus, copy: Path, tmp_path: Path, capsys: pyte
     assert not list(tmp_path.glob("out*"))
 
 
+def test_shards_that_were_moved_to_another_disk(
+    corpus: Corpus, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Links to finished shards are read."""
+    file = copy / "train.1-of-3.tsv"
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    command = ["decode", corpus.data, "--path", corpus.verifier, "--output", copy, "--decoder", "greedy", "--cpu"]
+    assert cli.main([str(word) for word in command]) == 0
+    assert capsys.readouterr().out.count("finished before") == 3
+    merge = ["merge", corpus.data, "--shards", copy, "--destdir"]
+    assert cli.main([str(word) for word in (*merge, tmp_path / "merged")]) == 0
+    (tmp_path / "dangling").symlink_to("nowhere")
+    refused("dangling: is there already", capsys, *merge, tmp_path / "dangling")
+
+
 def test_shards_of_something_else(
     corpus: Corpus, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
