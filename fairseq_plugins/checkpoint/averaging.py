@@ -20,10 +20,10 @@ from torch import Tensor
 
 from fairseq_plugins.checkpoint.loading import read_state
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.process.output import counted, ignore_hydras_warnings
+from fairseq_plugins.process.output import counted, ignore_hydras_warnings, say
 from fairseq_plugins.shared.checksums import forget_sum
 from fairseq_plugins.shared.cli import CommandParser, positive, run_command
-from fairseq_plugins.shared.files import check_file, nearest_checkpoint, write_atomically
+from fairseq_plugins.shared.files import check_file, check_no_input, nearest_checkpoint, write_atomically
 
 _BY_UPDATE, _BY_EPOCH = re.compile(r"checkpoint_\d+_(\d+)\.pt"), re.compile(r"checkpoint(\d+)\.pt")
 
@@ -142,11 +142,12 @@ def run(argv: Sequence[str]) -> None:
         inputs = last_checkpoints(inputs[0], args.last or 10)
     elif args.last is not None and all(map(Path.is_file, inputs)):
         raise ConfigurationError("--last", args.last, "is for a folder", "leave it out, or give one")
+    check_no_input(args.output, "--output", inputs)
     with warnings.catch_warnings():
         ignore_hydras_warnings()
         state = average(inputs)
     size = write_checkpoint(Path(args.output), state if args.fp32 else to_half(state), "--output")
-    print(f"{args.output}: mean of {', '.join(file.name for file in inputs)}; {size / 1e6:.1f} MB")
+    say(f"{args.output}: mean of {', '.join(file.name for file in inputs)}; {size / 1e6:.1f} MB")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

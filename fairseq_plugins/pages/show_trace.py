@@ -12,12 +12,14 @@ from pathlib import Path
 from fairseq_plugins.decoding.recording.trace import TracedSentence, stream_trace
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages.trace_page import page
+from fairseq_plugins.process.output import say
 from fairseq_plugins.shared.cli import CommandParser, run_command
-from fairseq_plugins.shared.files import write_atomically
+from fairseq_plugins.shared.files import check_no_input, write_atomically
 
 
 def write_page(args: argparse.Namespace) -> None:
     """Write the page, with as many sentences as a browser can show."""
+    check_no_input(args.html, "--html", [args.trace])
     trace, sentences = stream_trace(args.trace)
     if args.sentence:
         sentences = _chosen(list(sentences), args)
@@ -25,8 +27,8 @@ def write_page(args: argparse.Namespace) -> None:
     text, note = page(Path(args.trace).name, trace, sentences)
     write_atomically(path, text, "--html")
     if note:
-        print(note, file=sys.stderr)
-    print(f"{path}: written; open it in a browser")
+        say(note)
+    say(f"{path}: written; open it in a browser")
 
 
 def _chosen(sentences: list[TracedSentence], args: argparse.Namespace) -> Iterator[TracedSentence]:

@@ -7,7 +7,7 @@ import os
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -90,6 +90,12 @@ def check_file(path: str | Path, option: str) -> None:
         destination(path, option)
     else:
         check_folder(path, option)
+
+
+def check_no_input(path: str | Path, option: str, inputs: Iterable[str | Path]) -> None:
+    """Raise ConfigurationError if an output would replace an input, by whatever name; `option` named the output."""
+    if os.path.isfile(path) and any(os.path.exists(name) and os.path.samefile(path, name) for name in inputs):
+        raise ConfigurationError(option, path, "is an input of this command", "give another file")
 
 
 def standard_stream(path: str | Path) -> TextIO | None:

@@ -26,7 +26,7 @@ from fairseq_plugins.process.ending import failure_ends_others
 from fairseq_plugins.process.output import say
 from fairseq_plugins.shared.cli import CommandParser, named_values, positive, run_command
 from fairseq_plugins.shared.display import progress_bar
-from fairseq_plugins.shared.files import Destination, destination, unwritable
+from fairseq_plugins.shared.files import Destination, check_no_input, destination, unwritable
 from fairseq_plugins.shared.invalid_text import ENCODING, refuse_utf16
 from fairseq_plugins.shared.shards import ShardWriter, read_lines
 from fairseq_plugins.shared.workers import Worker, end_with_parent, find_worker, start_processes, take_shards
@@ -151,6 +151,8 @@ def _check_files(args: argparse.Namespace) -> Destination | None:
     """Return the destination of the output, None for standard output; raise ConfigurationError for what cannot be."""
     if args.input is not None:
         _check_input(args.input)
+    elif sys.stdin is None:
+        raise ConfigurationError("--input", "-", "is closed", "give a file of text")
     if args.nbest > 1 and args.output_format != "jsonl":
         raise ConfigurationError("--nbest", args.nbest, "a line of text is one", "add {--output-format jsonl}")
     if args.split == "sentences" and args.drafts is not None:
@@ -158,8 +160,8 @@ def _check_files(args: argparse.Namespace) -> Destination | None:
     if args.alignments and args.output_format != "jsonl":
         raise ConfigurationError("--alignments", None, "a line of text has none", "add {--output-format jsonl}")
     output = None if args.output is None else destination(args.output, "--output")
-    if args.input is not None and output is not None and output.path.exists() and output.path.samefile(args.input):
-        raise ConfigurationError("--output", args.output, "is the file of {--input}", "give another one")
+    if args.input is not None and args.output is not None:
+        check_no_input(args.output, "--output", [args.input])
     return output
 
 
@@ -245,6 +247,9 @@ def _translate_shard(translator: Translator, shard: ShardWriter, index: int, cou
             if skipped < len(chunk):
                 shard.write("".join(translator.translate(chunk[skipped:], before + skipped)))
                 bar.update(len(chunk) - skipped)
+    if number != lines:
+        remedy = f"wait until it is whole, remove {shard.file.parent} and translate it again"
+        raise ConfigurationError("--input", translator.args.input, "changed while it was translated", remedy)
     shard.finish()
 
 

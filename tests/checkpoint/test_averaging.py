@@ -1,5 +1,6 @@
 """`spec-dec-average`: the mean, the written file, and errors."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ def test_the_mean_of_checkpoints(corpus: Corpus, tmp_path: Path, capsys: pytest.
     for epoch in range(1, 5):
         torch.save(state, tmp_path / f"checkpoint{epoch}.pt")
     assert averaging.main([str(tmp_path), "--last", "2", "--output", str(tmp_path / "mean.pt"), "--fp32"]) == 0
+    assert capsys.readouterr().out == ""  # --output /dev/stdout is the checkpoint alone
     mean = torch.load(tmp_path / "mean.pt")
     for last, words in (
         ("5", "has 4 numbered checkpoints, not 5; give --last 4"),
@@ -88,6 +90,12 @@ def test_invalid_input_is_refused(corpus: Corpus, tmp_path: Path, capsys: pytest
     ):
         assert averaging.main([*files, "--last", "1", "--output", str(tmp_path / "mean.pt")]) == 2
         assert problem in capsys.readouterr().err
+    shutil.copy(corpus.verifier, tmp_path / "0.pt")
+    (tmp_path / "link.pt").symlink_to("0.pt")
+    before = (tmp_path / "0.pt").read_bytes()
+    assert averaging.main([str(corpus.verifier), str(tmp_path / "0.pt"), "--output", str(tmp_path / "link.pt")]) == 2
+    assert "link.pt: is an input of this command; give another file" in capsys.readouterr().err
+    assert (tmp_path / "0.pt").read_bytes() == before
     state = torch.load(corpus.verifier)
     state["model"]["decoder.layers.0.fc1.bias"][1] = float("nan")
     torch.save(state, tmp_path / "nan.pt")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -196,8 +197,25 @@ def test_the_input_is_not_overwritten(
     if link is not None:
         link(text, output)
     assert translate(text, output=output.name) == 2
-    assert f"--output {output}: is the file of --input; give another one" in capsys.readouterr().err
+    assert f"--output {output}: is an input of this command; give another file" in capsys.readouterr().err
     assert text.read_bytes() == before
+
+
+@pytest.mark.parametrize("lines", [["one more"], []], ids=["longer", "empty"])
+def test_an_input_that_changes_meanwhile(
+    text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, lines: list[str]
+) -> None:
+    """A program may still write it: the output would be of neither content."""
+    load = cli.make_translator
+
+    def change(*arguments: Any) -> cli.Translator:
+        text.write_text("\n".join(lines and [*LINES, *lines]), encoding="utf-8")
+        return load(*arguments)
+
+    monkeypatch.setattr(cli, "make_translator", change)
+    assert translate(text) == 2
+    assert f"--input {text}: changed while it was translated; " in capsys.readouterr().err
+    assert not (text.parent / "out").exists()
 
 
 @pytest.mark.parametrize("tasks", [(1, 3), (0, 1, 2)], ids=str)
@@ -290,6 +308,12 @@ def test_standard_input_to_standard_output(expected: list[str], programs: Path) 
     messages = run.stderr.decode().splitlines()
     assert messages[0] == "input, line 1: is not UTF-8; what is wrong was read as U+FFFD"
     assert len(messages) == 2 and messages[1].startswith("gad: 5 sentences, ")
+
+
+def test_a_closed_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert cli.main([MODEL]) == 2
+    assert capsys.readouterr().err == "spec-dec-translate: error: --input -: is closed; give a file of text\n"
 
 
 def test_sentences_of_lines(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
