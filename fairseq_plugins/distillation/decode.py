@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import torch
 from fairseq import utils
-from fairseq.data import Dictionary, data_utils
+from fairseq.data import Dictionary
 from fairseq.tasks.translation import TranslationConfig
 from omegaconf import DictConfig, OmegaConf
 
@@ -19,6 +19,7 @@ from fairseq_plugins.decoding import methods
 from fairseq_plugins.distillation.shards import TOO_LONG, TeacherSentence, read_sentences, shards_of
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.process.output import counted
+from fairseq_plugins.shared.binarised import infer_languages
 from fairseq_plugins.shared.display import progress_bar
 from fairseq_plugins.shared.files import sha256
 from fairseq_plugins.shared.shards import ShardWriter, check_origin
@@ -99,7 +100,7 @@ def origin(cfg: DictConfig, subset: str) -> dict[str, Any]:
     task = cfg.task
     source, target = task.source_lang, task.target_lang
     if source is None or target is None:
-        source, target = data_utils.infer_language_pair(task.data)
+        source, target = infer_languages(task.data)
     generation = OmegaConf.to_container(cfg.generation)
     assert isinstance(generation, dict)
     depends_on: dict[str, Any] = {

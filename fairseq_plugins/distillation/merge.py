@@ -21,6 +21,7 @@ from fairseq_plugins.distillation.decode import source_files
 from fairseq_plugins.distillation.shards import TOO_LONG, TeacherSentence, read_sentences, shards_of
 from fairseq_plugins.errors import ConfigurationError, unknown_value
 from fairseq_plugins.process.output import counted
+from fairseq_plugins.shared.binarised import infer_languages
 from fairseq_plugins.shared.files import new_folder, sha256, write_atomically
 from fairseq_plugins.shared.shards import check_origin, read_origin
 
@@ -54,6 +55,8 @@ def check_subset(subset: str) -> None:
 def open_task(data: str, source: str | None, target: str | None) -> TranslationTask:
     """Return fairseq's translation task on a folder; raises ConfigurationError without binarised data."""
     try:
+        if source is None or target is None:
+            source, target = infer_languages(data)
         cfg = TranslationConfig(data=data, source_lang=source, target_lang=target)
         # Their defaults are references into fairseq's whole configuration.
         cfg.dataset_impl, cfg.required_seq_len_multiple = None, 1

@@ -1,12 +1,15 @@
-"""Check that binarised files are whole: fairseq maps them into memory and crashes at a truncated one."""
+"""Binarised files: their languages, and whether they are whole."""
 
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 import numpy
+from fairseq.data.data_utils import infer_language_pair
 from fairseq.data.indexed_dataset import MMapIndexedDataset, _code_to_dtype
 
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.languages import find_languages
 
 _MAGIC: bytes = MMapIndexedDataset.Index._HDR_MAGIC
 _OLDER = b"TNTIDX\x00\x00"
@@ -14,8 +17,19 @@ _HEADER = struct.Struct("<QBQ")  # version, type of the tokens, sentences
 _OF_SENTENCE = 4 + 8  # its length in tokens, and where it begins
 
 
+def infer_languages(data: str) -> tuple[str | None, str | None]:
+    """Return the languages of a folder, None if they are unknown. fairseq, asked first, cuts dict.pt-BR.txt in two."""
+    source, target = infer_language_pair(data)
+    if not all(Path(data, f"dict.{language}.txt").exists() for language in (source, target)):
+        with suppress(ConfigurationError):
+            return find_languages(Path(data))
+    return source, target
+
+
 def check_binarised(data: str, subset: str) -> None:
     """Raise ConfigurationError for files of a subset that are truncated, of another program or without sentences.
+
+    fairseq maps files into memory, and crashes at a truncated one.
 
     `data` is a folder of fairseq-preprocess, or several with colons between. Files of fairseq's older formats are
     skipped.

@@ -14,6 +14,7 @@ from torch import Tensor
 from fairseq_plugins.checkpoint.session import subset_errors
 from fairseq_plugins.errors import ConfigurationError, flag
 from fairseq_plugins.process.ending import close_with, fail
+from fairseq_plugins.shared.binarised import infer_languages
 from fairseq_plugins.shared.invalid_text import InvalidLines, read_invalid_text
 from fairseq_plugins.tasks.drafter_training import TrainsDrafters
 from fairseq_plugins.tasks.options import SpecDecConfig
@@ -31,6 +32,8 @@ class CheckedTranslation(TranslationTask):
         data = utils.split_paths(cfg.data)[0]
         if not os.path.isdir(data):
             raise ConfigurationError(None, data, "no such folder", "give one that fairseq-preprocess wrote")
+        if cfg.source_lang is None or cfg.target_lang is None:
+            cfg.source_lang, cfg.target_lang = infer_languages(data)
         try:
             return super().setup_task(cfg, **kwargs)
         except FileNotFoundError as error:

@@ -19,6 +19,7 @@ from fairseq_plugins.shared.files import HeldByAnother
 from fairseq_plugins.shared.workers import Worker, find_worker, take_shards
 from tests.conftest import Corpus
 from tests.support import REPOSITORY, run_in_process
+from train_scripts.tools.__main__ import main as tools
 
 # All tests share one folder of shards.
 pytestmark = pytest.mark.xdist_group("distillation")
@@ -180,6 +181,25 @@ def test_merged_data(corpus: Corpus, greedy: Path, tmp_path: Path, capsys: pytes
     record = json.loads((out / "distilled.json").read_text())
     assert record["counts"]["train"]["kept"] == TRAIN and record["made_from"]["train"]["decoder"] == "greedy"
     assert not list(tmp_path.glob("*.partial*"))
+
+
+def test_languages_with_a_hyphen(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """fairseq infers none from train.pt-BR-en.en.bin; the commands do, also those without language options."""
+    data, drafter = tmp_path / "data", tmp_path / "drafter.pt"
+    data.mkdir()
+    for file in corpus.data.glob("*.*"):
+        shutil.copy(
+            file, data / file.name.replace("src-tgt", "pt-BR-en").replace("src.", "pt-BR.").replace("tgt.", "en.")
+        )
+    arguments = ["--gen-subset", "valid", "--decoder", "greedy", "--num-shards", "1", "--cpu"]
+    shards = ["--output", str(tmp_path / "shards")]
+    assert cli.main(["decode", str(data), "--path", str(corpus.verifier), *shards, *arguments]) == 0
+    merge = ["--shards", str(tmp_path / "shards"), "--destdir", str(tmp_path / "out"), "--gen-subset", "valid"]
+    assert cli.main(["merge", str(data), *merge]) == 0
+    assert (tmp_path / "out/valid.pt-BR-en.en.bin").is_file()
+    shutil.copy(corpus.drafter, drafter)
+    assert tools(["measure-survival", str(data), str(corpus.verifier), str(drafter)]) == 0
+    assert "survival counts are stored in it" in capsys.readouterr().out
 
 
 def test_filtering() -> None:
