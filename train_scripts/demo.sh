@@ -16,9 +16,13 @@ recipe_stages=text,binarise,mono,reverse,sample,pairs,verifier,decode,merge,draf
 [ -n "${NAME:-}" ] || NAME=${DATA:+missing}
 : "${NAME:=generated.en-de}"
 [ "$NAME" != missing ] || die "DATA=$DATA: NAME is missing; add a name for the results that ends in the two languages, such as NAME=mytext.en-de"
-[[ $NAME =~ ^([A-Za-z0-9_-][A-Za-z0-9._-]*\.)?([A-Za-z0-9_]+)-([A-Za-z0-9_]+)$ ]] ||
+[[ $NAME =~ ^([A-Za-z0-9_-][A-Za-z0-9._-]*\.)?([A-Za-z0-9_]+)-([A-Za-z0-9_]+(-[A-Za-z0-9_]+)*)$ ]] ||
     die "NAME=$NAME: does not end in two languages; name it like mytext.en-de, for text in FILE.en and FILE.de"
-src=${BASH_REMATCH[2]} tgt=${BASH_REMATCH[3]} LANGUAGE_OF_TARGET=${BASH_REMATCH[3]}
+src=${BASH_REMATCH[2]} tgt=${BASH_REMATCH[3]}
+while [[ $tgt == *-* && ! (-e ${DATA:-}/train.$src && -e ${DATA:-}/train.$tgt) ]]; do # pt-BR-en
+    src+=-${tgt%%-*} tgt=${tgt#*-}
+done
+LANGUAGE_OF_TARGET=$tgt
 [ "$src" != "$tgt" ] || die "NAME=$NAME: both languages are $src; name it like mytext.en-de"
 
 # No number here comes from a paper.
