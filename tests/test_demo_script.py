@@ -56,6 +56,18 @@ def test_bad_names(checkout: Path, text: Path, variables: dict[str, str], messag
     assert not (checkout / "checkpoints").exists()
 
 
+@pytest.mark.parametrize("name", ["pt-BR-en", "x.en-pt-BR", "a-b.pt-BR-zh-Hans"])
+def test_languages_with_a_hyphen(checkout: Path, tmp_path: Path, name: str) -> None:
+    """The files of DATA tell where the source ends."""
+    languages = {"pt-BR-en": "pt-BR en", "x.en-pt-BR": "en pt-BR", "a-b.pt-BR-zh-Hans": "pt-BR zh-Hans"}[name]
+    write_text(tmp_path / "more", languages)
+    (tmp_path / "more/train.pt").touch()  # another language
+    result = run(checkout, "demo", "--dry-run", DATA=str(tmp_path / "more"), NAME=name)
+    assert result.returncode == 0, result.stderr
+    source, target = languages.split()
+    assert f"--source-lang {source} --target-lang {target} " in result.stdout
+
+
 def test_bad_text(checkout: Path, text: Path) -> None:
     def refused(message: str) -> None:
         _refused(demo(checkout, DATA="text", NAME="x.en-de"), message)
@@ -73,6 +85,11 @@ def test_bad_text(checkout: Path, text: Path) -> None:
     refused("text/val.de: not a readable file; ")
     (text / "val.de").rmdir()
     (text / "val.de").write_text(original.removesuffix("\n"), encoding="utf-8")  # as good as any
+    for name in ("val.en", "val.de"):
+        (text / name).rename(text / f"no.{name}")
+    refused("text/valid.en: no such file (looked for: valid val dev tune); hold out sentences of the training set ")
+    for name in ("val.en", "val.de"):
+        (text / f"no.{name}").rename(text / name)
     for name in ("test.en", "test.de"):
         (text / name).rename(text / name.replace("test", "test_2016"))
         (text / name.replace("test", "test_2017")).write_text("zwei\n")

@@ -167,6 +167,7 @@ def test_recipe(checkout: Path, programs: Path, bart: Path, recipe: str) -> None
     if "test" not in skipped:
         scores = (results / "test/gad.txt").read_text()
         assert all((text in scores) == (used in recipe) for text, used in metrics.items() if text != "rouge"), scores
+        assert ("6 sentences, 2 references each" in scores) == (recipe == "simplification"), scores
     assert (results / "sweep/sweep.md").exists() == ("sweep" not in skipped)
     card = (models / "README.md").read_text(encoding="utf-8")
     assert f"train_scripts/{recipe}.sh" in card and "| gad" in card

@@ -22,7 +22,8 @@ from tests.test_recipes import run as recipe
 from train_scripts.runner.recipe import Recipe, advice, later_work, recommended
 from train_scripts.runner.settings import Settings, batch, read_settings, trainer
 from train_scripts.runner.stages import RecipeError
-from train_scripts.runner.training import Progress, ends_of, mend_last_checkpoint
+from train_scripts.runner.text import find_sets, further_references, make_text
+from train_scripts.runner.training import Progress, ends_of, mend_last_checkpoint, to_average
 
 COMMAND = [sys.executable, "-m", "train_scripts.runner"]
 
@@ -136,6 +137,18 @@ def test_a_half_written_checkpoint_is_mended(tmp_path: Path) -> None:
     last.write_bytes(whole[:-50])
     mend_last_checkpoint(tmp_path)
     assert last.read_bytes() == (tmp_path / "checkpoint_best.pt").read_bytes()
+
+
+def test_a_short_training_leaves_fewer_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As with a small text, or MINUTES: the recipe goes on with those."""
+    assert to_average(tmp_path, 0) == f"{tmp_path}/checkpoint_best.pt" and capsys.readouterr().out == ""
+    assert to_average(tmp_path, 3) == f"{tmp_path}/checkpoint_best.pt"
+    assert "has 0 of AVERAGE=3 checkpoints" in capsys.readouterr().out
+    for name in ("checkpoint_1_5.pt", "checkpoint_2_10.pt", "checkpoint_last.pt"):
+        (tmp_path / name).touch()
+    assert to_average(tmp_path, 3) == f"{tmp_path} --last 2"
+    assert "averages 2" in capsys.readouterr().out
+    assert to_average(tmp_path, 1) == f"{tmp_path} --last 1" and capsys.readouterr().out == ""
 
 
 def record(name: str, **values: object) -> str:
@@ -274,6 +287,24 @@ def test_recommended_settings(tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text(json.dumps(found))
     assert recommended(tmp_path / "sweep.json") == {"within_tolerance": "--decoder gad++ --tau 2"}
     assert recommended(tmp_path / "none.json") == {}
+
+
+def test_further_references_belong_to_the_test_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those of TEST, cut as it is, and copied with it: FROM has no DATA."""
+    data, raw = tmp_path / "my text", tmp_path / "raw"
+    data.mkdir()
+    for name in ("train", "valid", "test", "turk"):
+        for side in ("src", "tgt", "tgt.0", "tgt.10"):
+            (data / f"{name}.{side}").write_bytes(f"\ufeff{name} {side}\r\nmore\r\n".encode())
+    monkeypatch.chdir(REPOSITORY)
+    s = Settings(src="src", tgt="tgt", DATA=str(data), TEST="turk", TEST_SENTENCES="1")
+    make_text(s, raw, find_sets(s))
+    assert further_references(raw / "test", "tgt") == ["tgt.0", "tgt.10"]
+    assert (raw / "test.tgt.10").read_bytes() == b"turk tgt.10\n"
+    assert not list(raw.glob("train.tgt.*"))
+    (data / "turk.tgt.0").write_text("one\n")
+    with pytest.raises(RecipeError, match=r"turk.src has 2 lines but .*/turk.tgt.0 has 1; "):
+        find_sets(s)
 
 
 def test_an_origin_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,8 @@ from train_scripts.runner.stages import (
     stage,
     write_anew,
 )
-from train_scripts.runner.text import TOOL, binarise, call_recipe, find_sets, make_text
-from train_scripts.runner.training import remove_numbered, train
+from train_scripts.runner.text import TOOL, binarise, call_recipe, find_sets, further_references, make_text
+from train_scripts.runner.training import remove_numbered, to_average, train
 
 TITLES = {"blockwise": "blockwise heads", "reverse": "model of the other direction"}
 
@@ -56,6 +56,7 @@ class Recipe:
         self.precision = "--fp16" if s.GPUS != "0" and s.FP16 != "0" else ""
         self.verifier_options = f"--seed {s.SEED} {s.verifier_options} {batch(s, s.VERIFIER_TOKENS, s.MAX_TOKENS)}"
         self.made_by: dict[Path, str] = {}  # the stage that writes each output
+        self.sets: dict[str, Path] = {}  # where the text stage reads DATA
 
     def step(
         self, name: str, output: Path, message: str, make: Callable[[], None], *needs: Path, newer: Path | None = None
@@ -83,13 +84,13 @@ class Recipe:
 
     def run_all(self) -> None:
         """Run all wanted stages that are not finished."""
-        start, s, sets = time.monotonic(), self.settings, {}
+        start, s = time.monotonic(), self.settings
         if s.FROM:
             self.check_second_round()
         if s.MONO and s.TEACHER:
             raise RecipeError(f"MONO={s.MONO}: trains the teacher, and TEACHER={s.TEACHER} is trained; leave one out")
         if not s.FROM and s.DATA and "text" in self.wanted and (is_dry_run() or not self.raw.exists()):
-            sets = find_sets(s)
+            self.sets = find_sets(s)
         if not is_dry_run():
             for folder in (self.data, self.models, self.logs, self.runs, self.results):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +99,7 @@ class Recipe:
             self.check_origin()
         say(f"Recipe {s.NAME}, {s.GPUS} GPUs: models and logs in {self.models}, results in {self.results}.")
         call_recipe("get_models")
-        self.step("text", self.raw, "get the text", lambda: make_text(s, self.raw, sets))
+        self.step("text", self.raw, "get the text", lambda: make_text(s, self.raw, self.sets))
         dictionary, cut = self.data / f"dict.{s.tgt}.txt", "cut into subwords and binarise"
         self.step("binarise", dictionary, cut, lambda: binarise(s, self.data, self.logs), self.raw)
         self.train_all(dictionary)
@@ -181,8 +182,8 @@ class Recipe:
         self.step(name, folder, f"train the {title}", lambda: train(folder, log, limit, command, keep, later), *needs)
 
         def average() -> None:
-            checkpoints = f"{folder} --last {keep}" if keep else f"{folder}/checkpoint_best.pt"
-            run(f"spec-dec-average {checkpoints} --output {file}", log=self.logs / f"average-{model}.log")
+            command = f"spec-dec-average {to_average(folder, keep)} --output {file}"
+            run(command, log=self.logs / f"average-{model}.log")
             remove_numbered(folder)
 
         what = "average the last checkpoints" if keep else "take the best checkpoint"
@@ -305,8 +306,8 @@ class Recipe:
         found = recommended(self.results / "sweep/sweep.json")
         rows |= {name: f"{options} {drafter}" for name, options in found.items()}
         rows |= {name: f"--decoder {name}" for name in s.decoders.split()}
-        references = sorted(Path(s.DATA).glob(f"test.{s.tgt}.[0-9]*")) if s.DATA else []
-        compared = f"--references {shlex.join(map(str, references)) or f'{self.raw}/test.{s.tgt}'}"
+        references = further_references(self.sets.get("test", self.raw / "test"), s.tgt) or [s.tgt]
+        compared = f"--references {' '.join(f'{self.raw}/test.{ending}' for ending in references)}"
         write_anew(part)
         run(f"mkdir -p {part}")
         for name, options in rows.items():

@@ -1,5 +1,6 @@
 """Find, copy, split and binarise the text of a recipe."""
 
+import glob
 import os
 import shlex
 from collections import Counter
@@ -44,7 +45,17 @@ def find_sets(s: Settings) -> dict[str, Path]:
         if lines[0] != lines[1]:
             numbers = f"{source} has {lines[0]} lines but {target} has {lines[1]}"
             raise RecipeError(f"{numbers}; line n of one must be the translation of line n of the other")
+        for ending in further_references(prefix, s.tgt) if prefix == sets["test"] else ():
+            reference = Path(f"{prefix}.{ending}")
+            if (count := count_lines(reference)) != lines[0]:
+                raise RecipeError(f"{source} has {lines[0]} lines but {reference} has {count}; give one for each")
     return sets
+
+
+def further_references(test: Path, language: str) -> list[str]:
+    """Return what follows the prefix of a test set in the names of its further references: tgt.0, tgt.1 ..."""
+    files = test.parent.glob(f"{glob.escape(test.name)}.{language}.[0-9]*")
+    return sorted(file.name.removeprefix(f"{test.name}.") for file in files)
 
 
 def find_set(folder: Path, languages: Sequence[str], names: Sequence[str]) -> Path:
@@ -58,7 +69,8 @@ def find_set(folder: Path, languages: Sequence[str], names: Sequence[str]) -> Pa
         if there:
             return folder / name
     looked_for = f"(looked for: {' '.join(names)})"
-    raise RecipeError(f"{folder}/{names[0]}.{languages[0]}: no such file {looked_for}; put it there, {WRONG_NAME}")
+    remedy = "hold out sentences of the training set (HOLD_OUT=30)" if names[0] == "valid" else "put it there"
+    raise RecipeError(f"{folder}/{names[0]}.{languages[0]}: no such file {looked_for}; {remedy}, {WRONG_NAME}")
 
 
 def count_lines(file: Path) -> int:
@@ -95,10 +107,12 @@ def make_text(s: Settings, raw: Path, sets: dict[str, Path]) -> None:
         cut = {"train": "whole"} if s.HOLD_OUT else {}
         cut |= {"test": "all"} if s.TEST_SENTENCES else {}
         copies = {prefix: part / cut.get(name, name) for name, prefix in sets.items()}
-        files = [f"{file}.{language}" for pair in copies.items() for language in languages for file in pair]
+        more = further_references(sets["test"], s.tgt)
+        endings = {prefix: [*languages, *(more if name == "test" else ())] for name, prefix in sets.items()}
+        files = [f"{file}.{ending}" for pair in copies.items() for ending in endings[pair[0]] for file in pair]
         run(f"{TOOL} clean-lines {shlex.join(files)}")
-        for language in languages if s.TEST_SENTENCES else ():
-            run(f"head -n {s.TEST_SENTENCES} {part}/all.{language}", out=part / f"test.{language}")
+        for ending in endings[sets["test"]] if s.TEST_SENTENCES else ():
+            run(f"head -n {s.TEST_SENTENCES} {part}/all.{ending}", out=part / f"test.{ending}")
         if s.HOLD_OUT:
             divided = f"{part}/whole {part}/valid {part}/train --languages {s.src} {s.tgt}"
             run(f"{TOOL} hold-out {divided} --one-in {s.HOLD_OUT}")

@@ -28,6 +28,7 @@ from train_scripts.runner.stages import (
 )
 
 INTERVAL = 20  # seconds between two progress lines in a file
+NUMBERED = "checkpoint_[0-9]*.pt"
 
 
 def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, later: float = 0) -> None:
@@ -91,9 +92,23 @@ def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, la
     finish_writing(partial, folder)
 
 
+def to_average(folder: Path, wanted: int) -> str:
+    """Return what spec-dec-average reads: the last `wanted` checkpoints, fewer after a short training; else the best.
+
+    Args:
+        folder: folder of the checkpoints; with --dry-run all are taken to be there.
+        wanted: number of checkpoints; 0 for the best one.
+    """
+    count = wanted if is_dry_run() else min(wanted, len(list(folder.glob(NUMBERED))))
+    if count < wanted:
+        averaged = f"averages {count}" if count else "takes the best one"
+        say(f"       {folder} has {count} of AVERAGE={wanted} checkpoints, one each SAVE_INTERVAL_UPDATES: {averaged}")
+    return f"{folder} --last {count}" if count else f"{folder}/checkpoint_best.pt"
+
+
 def remove_numbered(folder: Path) -> None:
     """Remove the numbered checkpoints, which only averaging needs."""
-    for file in folder.glob("checkpoint_[0-9]*.pt"):
+    for file in folder.glob(NUMBERED):
         file.unlink()
 
 
