@@ -253,10 +253,12 @@ class HostLoop:
 
     def _write_limits(self, taken: Sequence[tuple[int, Sentence]]) -> None:
         pad, unk, eos, first_token = self.symbols
-        limits = [
-            [pad, unk, eos, sentence.min_len, sentence.max_len, len(sentence.prefix), first_token, 0]
-            for _, sentence in taken
-        ]
+        limits = []
+        for _, sentence in taken:
+            forced = sentence.prefix[: sentence.max_len]
+            leading = list(forced).index(pad) if pad in forced else len(forced)
+            lengths = [sentence.min_len, sentence.max_len, len(sentence.prefix)]
+            limits.append([pad, unk, eos, *lengths, first_token, leading])
         places = from_host([place for place, _ in taken], self.device)
         self.batch.place_limits.index_copy_(0, places, from_host(limits, self.device, torch.int32))
 

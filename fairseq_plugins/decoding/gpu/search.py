@@ -151,7 +151,7 @@ class Search:
         positions, slots = self.positions[:count], self.slots[:count]
         rows.step_rows[(count,)](
             arguments, into, positions, slots, self.needed, each, OF_BEAMS=ancestors is not None,
-            STEPS=triton.next_power_of_2(each), num_warps=4, **self.runner.rows_arguments(x),
+            num_warps=4, **self.runner.rows_arguments(x),
         )  # fmt: skip
         return DecoderStep(
             count, each, self.needed[:places], slots, batch.bases, positions, positions, batch.source_bases,

@@ -261,9 +261,12 @@ def check_short_drafts() -> None:
 def check_prefixes() -> None:
     """What a prefix forces is drafted; where graphs are too short for it, over several iterations.
 
-    Relaxed rules accept nothing else there.
+    Relaxed rules accept nothing else there, and afterwards drafts begin where they do on a CPU.
     """
     compare(Options("blockwise", min_block=4), blockwise(4), prefix=PREFIX)
+    # A token forced after a free position, and as many tokens as iterations of full drafts emit.
+    prefix = torch.tensor([[PAD, 9, 8, 5], [5, 6, 7, 8], [6, PAD, 7, 9]])
+    compare(Options("blockwise", min_block=4), blockwise(4), prefix=prefix, max_len=12, counts=False)
     compare(Options("gs-jacobi", 2), prefix=PREFIX, counts=False)
 
 

@@ -66,8 +66,10 @@ UNIQUE, RECENT, NEAREST = (tl.constexpr(int(lookup)) for lookup in Lookup)
 ALL_ROWS = tl.constexpr(2**30)
 
 # Columns of limits on the device, int32: special symbols, lengths, --sampling-topk. All sentences share `Batch.limits`;
-# kernels of one sentence read its row of `Batch.place_limits`, whose columns are as many as stand before TOKENS.
+# kernels of one sentence read its row of `Batch.place_limits`, whose columns are as many as stand before TOKENS; in
+# place of --sampling-topk it has the number of first tokens that the prefix forces without a gap.
 PAD, UNK, EOS, MIN_LEN, MAX_LEN, PREFIX, FIRST, TOPK = (tl.constexpr(number) for number in range(8))
+LEADING = TOPK
 # Which tokens a row must not choose: bits of a row, and of each token, in the limits of a batch from a column on. A
 # token is forbidden if both have a bit.
 TOKENS = tl.constexpr(8)

@@ -9,6 +9,7 @@ from fairseq_plugins.decoding.gpu.kernels.constants import (
     AT_BEGINNING,
     EOS,
     FIRST,
+    LEADING,
     MAX_LEN,
     MIN_LEN,
     PAD,
@@ -78,7 +79,6 @@ def step_rows(
     HAS_TABLE: tl.constexpr,
     HAS_NORM: tl.constexpr,
     OF_BEAMS: tl.constexpr,  # whether rows are hypotheses
-    STEPS: tl.constexpr,
     WIDTH: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -103,21 +103,17 @@ def step_rows(
         count, position, following = per_sentence - 1, length, -1
         slot = tl.load(batch.bases + sentence) + length * per_sentence + step
     else:
-        pad, prefix_width = tl.load(limits + PAD), tl.minimum(tl.load(limits + PREFIX), tl.load(limits + MAX_LEN))
+        pad, leading = tl.load(limits + PAD), tl.load(limits + LEADING) - length
         position = length + step
         own_draft = batch.draft + sentence * batch.draft_stride
-        # What the prefix forces is the draft, and at the beginning nothing else is. Every row finds that out by itself,
-        # and then reads no draft, since the first row writes its length.
-        is_forced = length < prefix_width
-        number = 0
-        if is_forced:
-            more = tl.arange(0, STEPS)
-            given = tl.load(own_prefix + length + more, mask=length + more < prefix_width, other=-1)
-            number = tl.min(tl.where((given < 0) | (given == pad), more, STEPS), 0)
-            number = tl.minimum(number, per_sentence - 1)
-            is_forced = (length == 0) | (number > 0)
-        if is_forced:
-            count = number
+        # The first draft is what the prefix forces, and nothing else. Every row finds that out by itself, and then
+        # reads no draft, since the first row writes its length.
+        is_first = (length == 0) & (tl.minimum(tl.load(limits + PREFIX), tl.load(limits + MAX_LEN)) > 0)
+        if is_first | (leading > 0):
+            # Over several iterations if it is too long. The last one goes on after it, as one long draft would, so that
+            # relaxed rules see the same drafts afterwards.
+            count = tl.where(leading == per_sentence, leading - 2, tl.minimum(leading, per_sentence - 1))
+            count = tl.maximum(count, 0)
             own = tl.load(own_prefix + position - 1, mask=(step > 0) & (step <= count), other=0)
             following = tl.load(own_prefix + position, mask=step < count, other=-1)
             tl.store(own_draft + step, following, step < count)
