@@ -135,6 +135,8 @@ def test_blockwise_heads(engine: str, identity: bool) -> None:
         {"drafter_attention": "prefix-causal"},
         {"drafter_attention": "full"},
         {"drafter_context": "features", "transition_rank": 3, "transition_state": 5},
+        {"drafter_attention": "prefix-causal", "transition_rank": 20, "transition_state": 40},
+        {"drafter_attention": "full", "src_embedding_copy": True},
     ],
     ids=lambda kind: "-".join(map(str, kind.values())),
 )

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_plugins.decoding.reference.layout import Chain
+from fairseq_plugins.decoding.reference.rows import padding_last
 from fairseq_plugins.process.output import say
 
 logger = logging.getLogger(__name__)
@@ -55,14 +56,22 @@ def in_row_blocks(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Te
     """Return a function of rows [..., I] that computes them in blocks of `ROWS`, the last one padded."""
 
     def run(x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.size(-1))
-        missing = -len(rows) % ROWS
-        padded = F.pad(rows, (0, 0, 0, missing)) if missing else rows
-        blocks = [function(block) for block in padded.split(ROWS)]
-        result = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
-        return result[: len(rows)].reshape(*x.shape[:-1], result.size(1))
+        (result,) = by_row_blocks(lambda rows: (function(rows),), x.reshape(-1, x.size(-1)))
+        assert result is not None
+        return result.reshape(*x.shape[:-1], result.size(1))
 
     return run
+
+
+def by_row_blocks(function: Callable[..., tuple[Tensor | None, ...]], *arguments: Tensor) -> tuple[Tensor | None, ...]:
+    """Apply a function to arguments [B, ...] in blocks of `ROWS` rows, the last one padded; return results [B, ...]."""
+    size = len(arguments[0])
+    missing = -size % ROWS
+    padded = [F.pad(x, [0, 0] * (x.dim() - 1) + [0, missing]) if missing else x for x in arguments]
+    blocks = [function(*block) for block in zip(*(x.split(ROWS) for x in padded), strict=True)]
+    parts = zip(*blocks, strict=True)
+    joined = blocks[0] if len(blocks) == 1 else (None if of[0] is None else torch.cat(of) for of in parts)
+    return tuple(None if x is None else x[:size] for x in joined)
 
 
 def attention(query: Tensor, key_value: Tensor, last_visible: Tensor) -> Tensor:
@@ -77,10 +86,23 @@ def attention(query: Tensor, key_value: Tensor, last_visible: Tensor) -> Tensor:
         [B, T, H * W].
     """
     kernels = triton_kernels() if query.device.type == "cuda" else None
-    attended: Tensor
     if kernels is not None:
-        attended = kernels.attention(query, key_value, last_visible)
+        attended: Tensor = kernels.attention(query, key_value, last_visible)
         return attended
+    return _attention_of_blocks(query, key_value, last_visible)
+
+
+def soft_copy(query: Tensor, key: Tensor, value: Tensor, padding: Tensor) -> Tensor:
+    """Attend from queries [B, T, D] to keys and values [B, S, D] of one head, without those of padding [B, S]."""
+    order = padding_last(padding)[:, :, None].expand_as(key)
+    key_value = torch.stack([key.gather(1, order), value.gather(1, order)], dim=2)[:, :, :, None]
+    last = ((~padding).sum(1, keepdim=True) - 1).expand(query.shape[:2])
+    # Once a batch; its head may be wider than those of Triton's kernel.
+    return _attention_of_blocks(query[:, :, None], key_value, last)
+
+
+def _attention_of_blocks(query: Tensor, key_value: Tensor, last_visible: Tensor) -> Tensor:
+    """Compute `attention` in blocks of `ROWS` rows and `SLOTS` slots."""
     batch, width = query.shape[:2]
     sentence = torch.arange(batch, device=query.device)[:, None].expand(-1, width)
     missing = -batch * width % ROWS

@@ -1,10 +1,12 @@
 """Compute mask embeddings, the inputs of a drafter's masks, which may depend on position and source."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from fairseq_plugins.decoding.reference.fixed_shapes import linear, soft_copy
 from fairseq_plugins.decoding.reference.rows import cat_padded
 from fairseq_plugins.models.block_nat import BlockNatDecoder
 
@@ -23,10 +25,14 @@ class MaskEmbeddings:
 
     Args:
         decoder: decoder of the drafter.
+        batch_invariant: whether those of a sentence must not depend on the others, to the last bit.
     """
 
-    def __init__(self, decoder: BlockNatDecoder) -> None:
+    def __init__(self, decoder: BlockNatDecoder, batch_invariant: bool = False) -> None:
         self.decoder = decoder
+        self.operations: dict[str, Callable[..., Tensor]] = (
+            {"linear": linear, "attend": soft_copy} if batch_invariant else {}
+        )
         self.encoder_out: dict[str, Tensor] = {}
         self.computed: Tensor | None = None
 
@@ -59,5 +65,5 @@ class MaskEmbeddings:
             count = max(positions + -positions % _CHUNK, 2 * before)
             position = torch.arange(count, device=self.decoder.mask_vector.device)
             encoder_out = {name: [value] for name, value in self.encoder_out.items()}
-            self.computed = self.decoder.mask_vectors(position.expand(batch, -1), encoder_out)
+            self.computed = self.decoder.mask_vectors(position.expand(batch, -1), encoder_out, **self.operations)
         return self.computed

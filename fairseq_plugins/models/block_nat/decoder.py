@@ -1,6 +1,7 @@
 """The drafter's decoder: a prefix and blocks of masks in one pass."""
 
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,13 @@ class MaskedAttention(MultiheadAttention):
         return self.out_proj(x.permute(2, 0, 1, 3).flatten(2)), None
 
 
+def _attend(query: Tensor, key: Tensor, value: Tensor, padding: Tensor) -> Tensor:
+    """Attend from queries [B, T, D] to keys and values [B, S, D], without those of padding [B, S]."""
+    # With a dimension for heads: without one a GPU takes plain operations instead of a fused kernel.
+    mask = ~padding[:, None, None]
+    return F.scaled_dot_product_attention(query[:, None], key[:, None], value[:, None], attn_mask=mask)[:, 0]
+
+
 class BlockNatDecoder(TransformerDecoder):
     """Decoder of `block_nat`; its layers and weights are those of fairseq's Transformer decoder."""
 
@@ -88,11 +96,18 @@ class BlockNatDecoder(TransformerDecoder):
         size = (2, max(args.block_size or 0, 1), SURVIVAL_BINS)
         self.register_buffer("survival_counts", torch.zeros(size, dtype=torch.long))
 
-    def mask_vectors(self, positions: Tensor, encoder_out: dict[str, list[Tensor]]) -> Tensor:
+    def mask_vectors(
+        self,
+        positions: Tensor,
+        encoder_out: dict[str, list[Tensor]],
+        linear: Callable[..., Tensor] = F.linear,
+        attend: Callable[..., Tensor] = _attend,
+    ) -> Tensor:
         """Return the mask embeddings at `positions` [B, T], [B, T, D] or broadcastable to it.
 
         This is the learned vector; `--src-embedding-copy` adds a soft copy of the source embeddings, by attention from
-        the target position to source positions and embeddings (as GLAT's decoder input).
+        the target position to source positions and embeddings (as GLAT's decoder input). `linear` and `attend` replace
+        the operations of this module.
         """
         if self.copy_attention is None:
             return self.mask_vector
@@ -100,13 +115,12 @@ class BlockNatDecoder(TransformerDecoder):
         # Independent of the values of `positions`, to avoid a synchronisation.
         table = position_table(self, max(self.max_positions(), positions.size(1), source.size(1)))
         assert table is not None
-        query = self.copy_attention(table[positions.clamp(max=table.size(0) - 1)])[:, None]
+        queried = table[positions.clamp(max=table.size(0) - 1)]
+        query = linear(queried, self.copy_attention.weight, self.copy_attention.bias)
         padding = encoder_out["encoder_padding_mask"][0]
         # Left-padded sources: the first real token has position 0.
         position = ((~padding).cumsum(1) - 1).clamp(min=0, max=table.size(0) - 1)
-        # With a dimension for heads: without one a GPU takes plain operations instead of a fused kernel.
-        key, value, mask = (source + table[position])[:, None], source[:, None], ~padding[:, None, None]
-        return self.mask_vector + F.scaled_dot_product_attention(query, key, value, attn_mask=mask)[:, 0]
+        return self.mask_vector + attend(query, source + table[position], source, padding)
 
     def block_logits(self, hidden: Tensor, blocks: Blocks, targets: Tensor | None = None) -> Tensor:
         """Scores [n, V] of the n targets, given the true tokens before them.

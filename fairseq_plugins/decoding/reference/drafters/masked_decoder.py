@@ -9,6 +9,7 @@ from torch import Tensor
 from fairseq_plugins.decoding.reference.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.reference.drafters.path import DraftOptions, draft_of
 from fairseq_plugins.decoding.reference.encoder import EncoderOut
+from fairseq_plugins.decoding.reference.fixed_shapes import by_row_blocks
 from fairseq_plugins.decoding.reference.layout import Chain
 from fairseq_plugins.decoding.reference.mask_embeddings import MaskEmbeddings
 from fairseq_plugins.decoding.reference.state import Draft
@@ -27,7 +28,7 @@ class MaskedDecoder:
         self.model, self.cached, self.block_size = cached.decoder, cached, block_size
         # Output layers other than a linear one score all tokens.
         self.options = replace(options, vocabulary=cached.vocabulary)
-        self.mask_embeddings = MaskEmbeddings(cached.decoder)
+        self.mask_embeddings = MaskEmbeddings(cached.decoder, cached.engine.batch_invariant)
 
     def start(self, encoder_out: EncoderOut) -> None:
         """Begin a batch."""
@@ -99,10 +100,16 @@ class MaskedDecoder:
             columns = (last + torch.arange(1, width + 1, device=last.device)).clamp(max=hidden.size(1) - 1)
             hidden = hidden.gather(1, columns[:, :, None].expand(-1, -1, hidden.size(2)))
             tokens = tokens.gather(1, last)
-        noise_at = None
+        noise_at: tuple[()] | tuple[Tensor, Tensor] = ()
         if "keys" in inputs:
             begin = inputs.get("ends", inputs["lengths"])
             noise_at = inputs["keys"], begin + torch.arange(width, device=begin.device)
         hidden = hidden[:, :width]
-        draft = draft_of(self.model, self.cached.project(hidden), hidden, tokens[:, :1], self.options, noise_at)
-        return draft.tokens, draft.survival, draft.log_probs
+
+        def choose(scores: Tensor, hidden: Tensor, last: Tensor, *noise: Tensor) -> tuple[Tensor | None, ...]:
+            at = (noise[0], noise[1]) if noise else None
+            draft = draft_of(self.model, scores, hidden, last, self.options, at)
+            return draft.tokens, draft.survival, draft.log_probs
+
+        rows = self.cached.project(hidden), hidden, tokens[:, :1], *noise_at
+        return by_row_blocks(choose, *rows) if self.cached.engine.batch_invariant else choose(*rows)
