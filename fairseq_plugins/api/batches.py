@@ -140,6 +140,11 @@ class BatchDecoder:
             generator.stats = RecordedStats(self._spec.name)
         return generator
 
+    def _set_up(self, generator: Any) -> None:
+        """Choose the backend of a generator in this turn, before the clock starts; fairseq's own has none."""
+        with self._weights:
+            getattr(generator, "backend", None)
+
     def _give_back(self, generator: Any) -> None:
         with self._lock:
             self._generators.give_back(generator)
@@ -197,8 +202,7 @@ class BatchDecoder:
         self, generator: Any, inputs: Sequence[Input], search: CallSearch
     ) -> Iterator[tuple[int, Translation]]:
         sample = self._sample(inputs)
-        with self._weights:
-            getattr(generator, "backend", None)  # set up before the clock starts
+        self._set_up(generator)
         started = time.perf_counter()
         try:
             hypotheses = self._session.decode(generator, sample)
@@ -217,8 +221,8 @@ class BatchDecoder:
     def _stream(self, source: Input, search: CallSearch) -> Generator[Step, None, Translation]:
         """Decode a sentence; yield each iteration, and return the translation."""
         generator = self._take(search)
-        with self._turn(), self._weights:
-            getattr(generator, "backend", None)
+        with self._turn():
+            self._set_up(generator)
         statistics = self._thread.statistics = CallStatistics()
         iterations = self._session.steps(generator, self._sample([source]))
         output: list[int] = []
