@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
@@ -61,7 +61,9 @@ class Decoding:
         self.counts_survival = False  # see `MethodContext.counts_survival`
         self.batch_invariant = False  # of the kernels' fp32 products, too: see `NativeWeights`
         self.numbers: LineNumbers | None = None  # of this run's lines
-        self._converted: dict[Any, Any] = {}  # of models whose weights never change: see `KernelWeights`
+        # Of models whose weights never change: what was converted (see `KernelWeights`), and which are finite.
+        self._converted: dict[Any, Any] = {}
+        self._finite: WeakSet[nn.Module] = WeakSet()
         # fp32 copies of models in half precision, for a CPU.
         self._computed: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
@@ -86,8 +88,10 @@ class Decoding:
             spec, options = _without_beams(spec, options, cfg)
             args.beam = samples
         check_search_numbers(args)
+        is_fixed = getattr(task, "weights_are_fixed", False)
         if not in_training:
-            check_finite(models)
+            check_finite([model for model in models if not (is_fixed and model in self._finite)])
+            self._finite.update(models)
         self._check_files(task, spec, args, is_one_run)
         if spec.build is None or getattr(args, "print_alignment", None):
             restore(models)  # which run in PyTorch
@@ -103,10 +107,10 @@ class Decoding:
             args.beam = 1
         own = self._suppressing(build_own(), task)
         check_own(own, task, spec, samples > 0)
-        context = self._context(task, models, own, spec, options, in_training)
+        context = self._context(task, models, own, spec, options, in_training, self._converted if is_fixed else None)
         check_fit(spec, options, context)
         generator = self._generator(own, spec, options, context, samples)
-        generator.weights_are_fixed = getattr(task, "weights_are_fixed", False)
+        generator.weights_are_fixed = is_fixed
         if isinstance(options, ReuseOptions) and (is_one_run or options.drafts is not None):
             generator.drafts = TaskDrafts(options.drafts, task, is_one_run)
         if is_one_run:
@@ -169,8 +173,9 @@ class Decoding:
         spec: MethodSpec,
         options: MethodOptions,
         in_training: bool,
+        shared: dict[Any, Any] | None,
     ) -> MethodContext:
-        """Return the models and settings that the method is built from."""
+        """Return the models and settings that the method is built from; `shared` is that of `KernelWeights`."""
         cfg = self.options
         # In training every validation has new weights and would capture new graphs.
         graphs = None if in_training else Graphs(enabled=not cfg.no_cuda_graphs)
@@ -180,9 +185,7 @@ class Decoding:
             task.source_dictionary,
             task.target_dictionary,
             Engine(int8=cfg.int8, graphs=graphs),
-            native_weights(
-                cfg, self.batch_invariant, self._converted if getattr(task, "weights_are_fixed", False) else None
-            ),
+            native_weights(cfg, self.batch_invariant, shared),
             own.temperature,
             own.beam_size if spec.searches_beams else 1,
             counts_survival=self.counts_survival,

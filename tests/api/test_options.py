@@ -15,6 +15,7 @@ from fairseq.dataclass.configs import GenerationConfig
 import fairseq_plugins
 from fairseq_plugins import ConfigurationError, LoadOptions, Memory, WrapOptions
 from fairseq_plugins.api.options import names
+from fairseq_plugins.tasks import decoding
 from fairseq_plugins.tasks.options import DecodingOptions, FirstTokenOptions
 from fairseq_plugins.translation import cli
 from tests.api.released import UA_GEC, loaded
@@ -111,3 +112,13 @@ def test_other_errors_of_a_search_stay_as_they_are(monkeypatch: pytest.MonkeyPat
     with pytest.raises(RuntimeError, match="gone") as raised:
         loaded("beam").translate("A man.")
     assert raised.value.__cause__ is None
+
+
+def test_weights_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading them takes most of the time of a call with another temperature, whose generator is new."""
+    read: list[int] = []
+    monkeypatch.setattr(decoding, "check_finite", lambda models: read.append(len(models)))
+    model = fairseq_plugins.load(UA_GEC, device="cpu")
+    for temperature in (1.0, 2.0):
+        model.translate("Привіт", sampling=True, temperature=temperature)
+    assert len(read) > 2 and sum(read) == 1
