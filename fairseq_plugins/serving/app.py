@@ -172,15 +172,17 @@ def _answer(request: Request, error: Exception) -> Response:
         return Response(status_code=499)
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"] if part != "body")
+        places = [str(part) for part in first["loc"] if part != "body"]
         message = first["msg"]
-        if first["type"] == "json_invalid":
-            place, message = "", f"not JSON: {first['ctx']['error']}"
-        if first["type"] == "extra_forbidden":
-            name = str(first["loc"][-1])
+        if first["type"] == "unknown_field":
+            name = first["ctx"]["name"]
+            places.append(name)
             nearest = did_you_mean(name, {*v1.V1Request.model_fields, *v1.Options.model_fields})
             belongs = "give it in options" if name in v1.Options.model_fields else nearest
             message = f"no such field; {belongs or 'see /docs'}"
+        place = ".".join(places)
+        if first["type"] == "json_invalid":
+            place, message = "", f"not JSON: {first['ctx']['error']}"
         error = RequestError(400, f"{place or 'the body'}: {message}")
     if not isinstance(error, HTTPException):
         known = as_request_error(error)

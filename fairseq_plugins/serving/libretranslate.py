@@ -1,6 +1,6 @@
 """LibreTranslate's interface (its API documentation): clients of LibreTranslate work unchanged."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from babel import Locale
 from fastapi import APIRouter, Request
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class TranslateRequest(BaseModel):
     """The fields of /translate, in JSON or in a form."""
 
-    q: str | list[str] = Field(description="text, or several")
+    q: str | Annotated[list[str], Field(fail_fast=True)] = Field(description="text, or several")
     source: str = Field("auto", description="code of the language; auto where one model translates into the target")
     target: str = Field(description="code of the language")
     format: Literal["text", "html"] = Field("text", description="html keeps tags, and translates the text between them")

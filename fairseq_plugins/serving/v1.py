@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic_core import PydanticCustomError
 
 from fairseq_plugins.api import Model, Step, Translation
 from fairseq_plugins.api.options import CallOptions
@@ -22,21 +23,36 @@ if TYPE_CHECKING:
 _OPTIONS: dict[str, Any] = {
     name: (kind | None, None) for name, kind in get_type_hints(CallOptions).items() if name != "batch_size"
 }
-Options: Any = create_model("Options", __config__=ConfigDict(extra="forbid"), **_OPTIONS)
-Events = AsyncIterator[ServerSentEvent]
 
 
-class V1Request(BaseModel):
-    """A text, or several, and how to translate it."""
+class _KnownFields(BaseModel):
+    """Has no other fields. Of many only the first is an error, since making an error takes 0.1 ms."""
 
     model_config = ConfigDict(extra="forbid")
 
-    text: str | list[str]
+    @model_validator(mode="before")
+    @classmethod
+    def refuse_unknown(cls, values: Any) -> Any:
+        for name in values if isinstance(values, dict) else ():
+            if name not in cls.model_fields:
+                raise PydanticCustomError("unknown_field", "no such field", {"name": name})
+        return values
+
+
+Options: Any = create_model("Options", __base__=_KnownFields, **_OPTIONS)
+Events = AsyncIterator[ServerSentEvent]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+
+
+class V1Request(_KnownFields):
+    """A text, or several, and how to translate it."""
+
+    text: str | Texts
     source: str | None = Field(None, description="code of the language; may be left out if one model fits")
     target: str = Field(description="code of the language")
     options: Options = Field(default_factory=Options, description="of the call, as in Python")
-    drafts: list[str] = Field([], description="earlier translations, a sentence each; they never change the output")
-    constraints: list[str] = Field([], description="phrases that the translation contains; the text is one sentence")
+    drafts: Texts = Field([], description="earlier translations, a sentence each; they never change the output")
+    constraints: Texts = Field([], description="phrases that the translation contains; the text is one sentence")
     split: bool = Field(True, description="whether a text is cut into sentences")
     tokens: bool = Field(False, description="whether the answer has tokens and their scores")
     api_key: str | None = None

@@ -4,11 +4,13 @@ import asyncio
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from fairseq_plugins.api import Model
 from fairseq_plugins.api.loading import with_decoder
 from fairseq_plugins.serving.models import ServedModel
 from fairseq_plugins.serving.text import TextJob
+from fairseq_plugins.serving.v1 import V1Request
 from tests.serving.running import FOLDER, Client
 
 GREEDY_ELSEWHERE = "The young lady is looking at the pizza."  # another output than with a beam of 5
@@ -140,6 +142,23 @@ def test_wrong_requests_are_refused_before_the_answer_begins(
     for path in ("/v1/translate", "/v1/stream"):
         status, _, answer = client.ask("POST", path, {"text": FIRST, "target": "de", **changes})
         assert status == 400 and message in answer["error"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {f"field{number}": 1 for number in range(20_000)},
+        {"options": {f"option{number}": 1 for number in range(20_000)}},
+        {"drafts": [1] * 60_000},
+        {"text": [1] * 60_000},
+    ],
+    ids=["fields", "options", "drafts", "texts"],
+)
+def test_many_wrong_values_are_one_error(changes: dict[str, Any]) -> None:
+    """Making an error of each would hold the server for seconds."""
+    with pytest.raises(ValidationError) as raised:
+        V1Request.model_validate({"text": FIRST, "target": "de", **changes})
+    assert raised.value.error_count() <= 2  # of a text, or several
 
 
 def test_a_body_that_is_no_json(client: Client) -> None:
