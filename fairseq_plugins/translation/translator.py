@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fairseq_plugins.api import Model, Translation
+from fairseq_plugins.api import CallOptions, Model, Translation
 from fairseq_plugins.api.results import CallStatistics
 from fairseq_plugins.data.sentences import join_text, split_text
 from fairseq_plugins.process.ending import close_with, fail
@@ -23,6 +23,14 @@ class Translator:
         self.args = args
         self.drafts = drafts
         self.total = CallStatistics()
+        self._options: CallOptions = {
+            "beam": args.beam,
+            "num_hypotheses": args.nbest,
+            "alignments": args.alignments,
+            "batch_size": args.batch_size,
+        }
+        # Wrong ones are an error also in a process that has nothing to translate: it would finish a shard.
+        model.translate_batch([], **self._options)
         self._too_long: set[int] = set()
         self._invalid = InvalidLines()
         close_with(self, self._invalid.report)
@@ -47,10 +55,7 @@ class Translator:
             drafts=drafts,
             numbers=numbers,
             return_scores=args.output_format == "jsonl",
-            beam=args.beam,
-            num_hypotheses=args.nbest,
-            alignments=args.alignments,
-            batch_size=args.batch_size,
+            **self._options,
         )
         self.total.seconds += model.statistics.seconds
         for translation in batch:

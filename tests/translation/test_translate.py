@@ -261,6 +261,17 @@ def test_one_process_goes_on_with_the_parts_of_three(
     assert not (text.parent / "out.parts").exists()
 
 
+def test_wrong_options_of_calls_leave_no_shards(
+    text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not even in a process that has no lines."""
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "9")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "8")
+    assert translate(text, "--decoder", "greedy", "--beam", "3") == 2
+    assert "--beam 3: greedy keeps one hypothesis" in capsys.readouterr().err
+    assert not (text.parent / "out.parts").exists()
+
+
 def test_a_failed_worker_of_torchrun_waits_for_the_others(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun ends all workers when one ends with a failure, such as a line that is too long."""
     for name, value in (("TORCHELASTIC_RUN_ID", "none"), ("WORLD_SIZE", "2"), ("RANK", "0")):
