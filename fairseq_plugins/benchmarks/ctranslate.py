@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import io
 from argparse import Namespace
 from importlib import metadata
 from pathlib import Path
@@ -51,7 +52,8 @@ def convert(checkpoint: str, task_cfg: Any, folder: Path) -> Path:
             languages = task_cfg.source_lang, task_cfg.target_lang
             FairseqConverter(str(checked), str(task_cfg.data), *languages).convert(str(converted), force=True)
     except ConfigurationError:
-        raise
+        if not target.is_dir():  # else another benchmark has converted it meanwhile
+            raise
     except (ValueError, KeyError, AttributeError, RuntimeError) as error:
         problem = f"CTranslate2 cannot convert it ({' '.join(str(error).split())[:200]})"
         raise ConfigurationError("--path", checkpoint, problem, "choose other rows with {--decoders}") from error
@@ -66,7 +68,9 @@ def _write_checked(checkpoint: str, path: Path) -> None:
         problem = f"was trained with {{--task {task}}}, from which CTranslate2 cannot convert it"
         raise ConfigurationError("--path", checkpoint, problem, "choose other rows with {--decoders}")
     settings.task = _TASKS[task]
-    torch.save({"args": settings, "model": state["model"]}, path)
+    content = io.BytesIO()  # of a full disk torch would not say so
+    torch.save({"args": settings, "model": state["model"]}, content)
+    path.write_bytes(content.getvalue())
 
 
 class CTranslate2Generator:

@@ -65,8 +65,8 @@ def reset_decoder(cfg: DictConfig) -> None:
         option = "--profile" if cfg.task.stats_file is None else "--stats-file"
         raise ConfigurationError(option, cfg.task.stats_file, "is for one decoder", "use it with fairseq-generate")
     if cfg.task.int8:
-        problem = "is for one decoder"
-        raise ConfigurationError("--int8", None, problem, "choose its rows with {--decoders} 'greedy int8,gad int8'")
+        remedy = "leave it out: spec-dec-bench {--decoders} 'greedy int8,gad int8' measures it"
+        raise ConfigurationError("--int8", None, "is for one decoder", remedy)
     decoder = "beam" if cfg.task.drafter_path is None else "gad"
     set_options(cfg.task, decoding_method=decoder, preset="none", top_beta=1, tau=0.0)
 

@@ -71,3 +71,18 @@ def test_unsupported_model_for_ctranslate2(corpus: Corpus, tmp_path: Path) -> No
     with pytest.raises(ConfigurationError, match="CTranslate2 cannot convert it"):
         ctranslate.convert(str(corpus.drafter), task.cfg, tmp_path)
     assert not [path for path in tmp_path.iterdir() if not path.name.endswith(".partial")]
+
+
+def test_two_benchmarks_convert_at_once(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ctranslate2")
+    task = make_task()
+    task.cfg.data, task.cfg.source_lang, task.cfg.target_lang = str(corpus.data), "src", "tgt"
+    write, others = ctranslate._write_checked, list[Path]()
+
+    def overtaken(checkpoint: str, path: Path) -> None:
+        monkeypatch.setattr(ctranslate, "_write_checked", write)
+        others.append(ctranslate.convert(checkpoint, task.cfg, tmp_path))
+        write(checkpoint, path)
+
+    monkeypatch.setattr(ctranslate, "_write_checked", overtaken)
+    assert [ctranslate.convert(str(corpus.verifier), task.cfg, tmp_path)] == others == list(tmp_path.iterdir())
