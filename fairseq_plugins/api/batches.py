@@ -16,13 +16,13 @@ from fairseq_plugins.api.generators import CallSearch, Generators
 from fairseq_plugins.api.inputs import check_characters, check_string, warn_of_lines
 from fairseq_plugins.api.results import CallStatistics, RecordedStats, Step, Translation
 from fairseq_plugins.api.sentences import Input, Subwords, cut_texts, inputs_of
-from fairseq_plugins.checkpoint.fairseq_errors import wrong_option
 from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.data.sentences import is_blank
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.decoded import StepOutput
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.fairseq_errors import wrong_option
 from fairseq_plugins.shared.forks import ForkSafeLock
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fairseq_plugins.checkpoint.fairseq_errors import wrong_option
 from fairseq_plugins.errors import ConfigurationError, explain, on_command_line, one_line
 from fairseq_plugins.process.ending import set_failed
 from fairseq_plugins.process.output import (
@@ -21,6 +20,7 @@ from fairseq_plugins.process.output import (
     say_interrupted,
     say_output_failure,
 )
+from fairseq_plugins.shared.fairseq_errors import wrong_option
 from fairseq_plugins.shared.files import is_own_file, unwritable
 
 

@@ -32,6 +32,7 @@ from fairseq_plugins.process.output import (
     say_output_failure,
     watch_output,
 )
+from fairseq_plugins.shared.fairseq_errors import wrong_option
 
 
 def positive(text: str) -> int:
@@ -208,7 +209,7 @@ def _run_command(name: str, run: Callable[[Sequence[str]], None], arguments: lis
             say_output_failure(error, f"{name}: ")
             abandon_output()
             return READER_IS_GONE if isinstance(error, BrokenPipeError) else 2
-        explained = explain(error)
+        explained = explain(error) or wrong_option(error, {})
         if explained is None:
             raise
         say(f"{name}: error: {explained}")

@@ -1,4 +1,4 @@
-"""Errors of fairseq's tools about options, as lines that name the option: fairseq's own are tracebacks that do not."""
+"""Errors of fairseq about options, as lines that name the option: fairseq's own are tracebacks that do not."""
 
 import re
 import traceback
@@ -39,7 +39,7 @@ _KNOWN = (
 def wrong_option(error: BaseException, given: Mapping[str, Any]) -> ConfigurationError | None:
     """Return what is wrong with an option of a tool that was given these options, by name; None if unknown."""
     reason = one_line(error, 500)
-    missing = re.search(r"Missing mandatory value: (\w+)", reason)
+    missing = re.search(r"Missing mandatory value: (?:\w+\.)*(\w+)", reason)
     if missing is not None:
         return ConfigurationError(flag(missing[1]), None, "is missing", "give the file")
     if isinstance(error, ImportError) and "install" in reason:  # for --scoring

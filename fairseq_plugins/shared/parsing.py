@@ -17,6 +17,7 @@ from fairseq_plugins.errors import ConfigurationError, on_command_line
 from fairseq_plugins.process.output import say
 from fairseq_plugins.shared.checksums import check_sums
 from fairseq_plugins.shared.cli import CommandParser, advised
+from fairseq_plugins.shared.fairseq_errors import wrong_option
 from fairseq_plugins.shared.files import nearest_checkpoint
 
 # Options of the task that only training reads.
@@ -125,10 +126,16 @@ def parse_arguments(
 
 
 def as_config(args: argparse.Namespace) -> DictConfig:
-    """Return fairseq's whole configuration for parsed arguments."""
+    """Return fairseq's whole configuration for parsed arguments; raise ConfigurationError for known wrong options."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hydra's, about how fairseq calls it
-        return convert_namespace_to_omegaconf(args)
+        try:
+            return convert_namespace_to_omegaconf(args)
+        except Exception as error:
+            explained = wrong_option(error, vars(args))
+            if explained is None:
+                raise
+            raise explained from error
 
 
 def check_paths(cfg: DictConfig, blockwise_path: str | None = None) -> None:
