@@ -157,6 +157,24 @@ def _time_is_up(*_: Any) -> None:
     raise TimeIsUp
 
 
+def _raise_again(dropped: Any) -> None:
+    """Raise an interruption once more that Python has dropped, in place of `sys.unraisablehook`.
+
+    It drops exceptions in destructors and in callbacks of weak references, where signals often arrive after a long call
+    of compiled code.
+    """
+    if not issubclass(dropped.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(dropped)
+        return
+    interruption = dropped.exc_type
+
+    def interrupt(*_: Any) -> NoReturn:
+        raise interruption
+
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+
+
 def requeue() -> None:
     """Requeue this Slurm job if the variable REQUEUE is set."""
     if os.environ.get("REQUEUE") and os.environ.get("SLURM_JOB_ID"):
@@ -193,6 +211,7 @@ def _run_command(name: str, run: Callable[[Sequence[str]], None], arguments: lis
     if is_tool():
         watch_output()
         signal.signal(signal.SIGUSR1, _time_is_up)
+        sys.unraisablehook = _raise_again
     try:
         run(arguments)
         sys.stdout.flush()

@@ -207,6 +207,26 @@ def test_work_goes_on(
     assert command.result(tmp_path) == result
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGUSR1, 138), (signal.SIGINT, 130)])
+def test_a_signal_that_interrupts_a_destructor(number: signal.Signals, status: int) -> None:
+    """Python drops exceptions there, and in callbacks of weak references: the run went on to its time limit."""
+
+    class Freed:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), number)
+
+    def work(argv: Sequence[str]) -> None:
+        Freed()
+        time.sleep(20)
+
+    def run() -> int:
+        sys.argv[0] = "spec-dec-x"
+        return run_command("spec-dec-x", work, [])
+
+    exit_status, output = in_fork(run)
+    assert exit_status == status and len(output.splitlines()) == 1, output
+
+
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Path]:
     """A folder that not even root can write to."""
