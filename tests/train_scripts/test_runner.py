@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -219,9 +220,17 @@ def test_advice_if_drafts_save_little_time(tmp_path: Path, gad: int | None, is_s
     rates = {"greedy": 100, "gad": gad}
     rows = [{"name": name, "sentences_per_second": {"1": rate}} for name, rate in rates.items() if rate]
     (tmp_path / "table.json").write_text(json.dumps({"rows": rows}))
-    said = advice(tmp_path / "table.json")
-    assert ("Drafts save little time here" in said) == is_said
-    assert all(len(line) <= 100 for line in said.splitlines())
+    epochs, updates = {"VERIFIER_EPOCHS": "20", "DRAFTER_EPOCHS": "15"}, {"VERIFIER_UPDATES": "1500"}
+    demo = Settings(VERIFIER_UPDATES="0", **epochs, WIDTH="128", FFN_WIDTH="512")
+    for settings, named in (
+        (demo, ("VERIFIER_EPOCHS=60 DRAFTER_EPOCHS=45", "WIDTH=256 FFN_WIDTH=1024")),
+        (Settings(**updates, DRAFTER_UPDATES="4500"), ("VERIFIER_UPDATES=4500 DRAFTER_UPDATES=13500", "")),
+        (Settings(), ("", "")),
+    ):
+        said = advice(tmp_path / "table.json", settings)
+        assert ("Drafts save little time here" in said) == is_said
+        assert re.findall(r"\((\w+=.*?)\)", said) == list(filter(None, named)) * is_said
+        assert all(len(line) <= 105 for line in said.splitlines())
 
 
 SOME = {"NAME": "x", "SUBWORDS": "bpe", "VERIFIER_TOKENS": "8000", "DRAFTER_TOKENS": "8000", "MAX_TOKENS": "4000"}

@@ -112,7 +112,7 @@ class Recipe:
         if not is_dry_run() and table.exists():
             say()
             run(f"{TOOL} short-table {table}")
-            say(advice(self.results / "table.json"))
+            say(advice(self.results / "table.json", s))
             say(f"\nAll columns are in {table} and table.json; remove table.md to measure again.")
         say(f"Finished in {minutes(time.monotonic() - start)} min.")
 
@@ -353,20 +353,27 @@ def later_work(s: Settings, name: str) -> float:
     return sum(later) / this + 1 / epochs[0]
 
 
-def advice(table: Path) -> str:
-    """Return advice if gad is hardly faster than greedy; else an empty text.
+def advice(table: Path, s: Settings) -> str:
+    """Return advice if gad is hardly faster than greedy, with settings of the recipe; else an empty text.
 
     Args:
         table: table.json of spec-dec-bench.
+        s: settings of the recipe.
     """
     rows = {row["name"]: row for row in json.loads(table.read_text(encoding="utf-8"))["rows"]}
     greedy, gad = (rows.get(name, {}).get("sentences_per_second", {}).get("1") for name in ("greedy", "gad"))
     if not greedy or not gad or gad >= 1.1 * greedy:
         return ""
+    epochs = {f"{model}_EPOCHS": f"{model}_UPDATES" for model in ("VERIFIER", "DRAFTER")}
+    trained = [name if getattr(s, name) else updates for name, updates in epochs.items()]
+    longer, larger = (
+        " ".join(f"{name}={times * int(getattr(s, name))}" for name in names if getattr(s, name).isdecimal())
+        for names, times in ((trained, 3), (("WIDTH", "FFN_WIDTH"), 2))
+    )
     return (
         f"\nDrafts save little time here: gad has {gad / greedy:.2f} times the speed of greedy. With more text and\n"
-        "longer training, more drafted tokens are accepted (VERIFIER_EPOCHS=60 DRAFTER_EPOCHS=40). With a\n"
-        "larger verifier, each accepted token saves more time (WIDTH=256 FFN_WIDTH=1024). Give another NAME.\n"
+        f"longer training, more drafted tokens are accepted{longer and f' ({longer})'}. With a\n"
+        f"larger verifier, each accepted token saves more time{larger and f' ({larger})'}. Give another NAME.\n"
         "If the output repeats the input, iad drafts without a model: docs/decoders.md, docs/drafters.md."
     )
 
