@@ -160,4 +160,4 @@ def test_whole_recipe_goes_on_after_being_killed(checkout: Path, text: Path, pro
     left = {path.name for path in checkout.rglob("*.partial*")}
     assert all(name.startswith("distilled.partial.") for name in left), left
 
-    _refused(demo(checkout, **{"NAME": "small.en-de"}), "was made from")
+    _refused(demo(checkout, **{"NAME": "small.en-de"}), "small.en-de: its text is ")

@@ -37,7 +37,7 @@ if [ -z "${DATA:-}" ]; then
     # After a few minutes of training few tokens are accepted, so longer drafts would save no time.
     : "${BLOCK_SIZE:=5}" "${DECODING_BLOCK_SIZE:=4}"
 else
-    origin=$DATA licence="that of the text in $DATA"
+    licence="that of the text in $DATA"
     : "${SUBWORDS:=unigram}" "${VOCABULARY:=4000}"
     : "${LAYERS:=4}" "${DRAFTER_LAYERS:=2}" "${FFN_WIDTH:=256}" "${VERIFIER_DROPOUT:=0.2}"
     : "${VERIFIER_EPOCHS:=30}" "${DRAFTER_EPOCHS:=20}" "${BLOCKWISE_EPOCHS:=10}"

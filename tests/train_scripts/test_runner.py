@@ -291,6 +291,15 @@ def test_wrong_settings_are_refused(variables: dict[str, str], message: str) -> 
         read_settings({**SOME, **variables})
 
 
+def test_a_name_belongs_to_one_text() -> None:
+    """Of every recipe: finished stages would keep the other text."""
+    for variables, origin in (
+        ({"DATA": "/text"}, "/text"), ({"FROM": "first"}, "that of NAME=first"), ({}, "its download"),
+        ({"origin": "the generated corpus"}, "the generated corpus"),
+    ):  # fmt: skip
+        assert read_settings({**SOME, **variables}).origin == origin
+
+
 def test_recommended_settings(tmp_path: Path) -> None:
     found = {"recommended": {"no_quality_loss": None, "within_tolerance": "--decoder gad++ --tau 2"}}
     (tmp_path / "sweep.json").write_text(json.dumps(found))
@@ -331,7 +340,7 @@ def test_an_origin_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     Recipe.check_origin(begun)
     assert [file.name for file in tmp_path.iterdir()] == ["origin.txt"]
     begun.settings.origin = "/another"
-    with pytest.raises(RecipeError, match=f"NAME=x: {tmp_path} was made from /my text; "):
+    with pytest.raises(RecipeError, match="NAME=x: its text is /my text, not /another; choose another NAME"):
         Recipe.check_origin(begun)
 
 

@@ -119,13 +119,13 @@ class Recipe:
     def check_origin(self) -> None:
         """Raise RecipeError if this run began with another text."""
         file, origin = self.data / "origin.txt", self.settings.origin
-        if origin and not file.exists():
+        if not file.exists():
             partial = file.with_name(file.name + ".partial")
             partial.write_text(origin + "\n", encoding="utf-8")
             partial.rename(file)
-        if origin and (before := file.read_text(encoding="utf-8").rstrip("\n")) != origin:
+        if (before := file.read_text(encoding="utf-8").rstrip("\n")) != origin:
             remedy = f"choose another NAME, or remove {self.data}, {self.models} and {self.results}"
-            raise RecipeError(f"NAME={self.settings.NAME}: {self.data} was made from {before}; {remedy}")
+            raise RecipeError(f"NAME={self.settings.NAME}: its text is {before}, not {origin}; {remedy}")
 
     def check_second_round(self) -> None:
         """Set the settings that FROM implies; raise RecipeError if its models are missing."""
