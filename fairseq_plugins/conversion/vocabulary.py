@@ -141,7 +141,11 @@ def text_files(folder: Path, bpe: ByteLevelBPE | None, unmerged: Mapping[str, in
         named = {"".join(letters[byte] for byte in name.encode()): number for name, number in unmerged.items()}
         missing = sorted(set(letters.values()) - (named | vocabulary).keys())
         if missing:
-            raise ConfigurationError(None, folder, f"its subwords of bytes lack {missing[0]!r}", "copy the model again")
+            problem = f"its subwords of bytes lack {missing[0]!r}, so that some text has no ids"
+            remedy = (
+                "copy the model again if it is damaged; a tokenizer that was trained without all bytes is not supported"
+            )
+            raise ConfigurationError(None, folder, problem, remedy)
         lines = "\n".join(["#version: 0.2", *merges, ""])
         return {"encoder.json": json.dumps(named | vocabulary).encode(), "vocab.bpe": lines.encode()}
     file = first_of(folder, "source.spm", "sentencepiece.bpe.model")
