@@ -50,6 +50,8 @@ def check_values(values: Mapping[str, Any], kind: Any) -> dict[str, Any]:
     except WrongValue as error:
         value = values[error.name]
         remedy = "give a number" if isinstance(value, float) and math.isnan(value) else error.remedy
+        if error.name == "temperature" and value == 0:
+            remedy = "give a number above 0; for the best output leave out {--sampling} and this"
         raise ConfigurationError(flag(error.name), value, remedy) from error
 
 

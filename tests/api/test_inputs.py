@@ -93,6 +93,7 @@ def test_options_of_calls(options: dict, message: str) -> None:
         ({"task_options": "a"}, 'task_options="a": give a dict or None, not str'),
         ({"lenpen": 2000}, "lenpen=2000: give a number of at most 70"),
         ({"temperature": 1e-38}, "temperature=1e-38: give a number of at least 1e-30"),
+        ({"temperature": 0}, "temperature=0: give a number above 0; for the best output leave out sampling= and this"),
         ({"min_len": -1}, "min_len=-1: give a whole number of at least 0"),
     ],
 )
