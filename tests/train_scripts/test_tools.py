@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fairseq_plugins.api.files import find_files
 from fairseq_plugins.errors import ConfigurationError
 from tests.command_server import REPOSITORY
 from tests.conftest import TRAINING, Corpus
@@ -209,7 +210,7 @@ def test_a_card_has_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         torch.save({"model": {"weight": torch.zeros(size * 100)}}, folder / f"{name}.pt")
     note = "- " + 40 * "word " + "end"
     (results / "table.md").write_text(f"| gad | 2.2 |\n\n{note}\n")
-    arguments = "model-card toy.en-de --subwords bpe --licence free --recipe demo.sh".split()
+    arguments = "model-card toy.en-de --languages en pt-BR --licence free --recipe demo.sh".split()
     run(*arguments)
     card = (folder / "README.md").read_text()
     assert "| verifier.pt | 0.3 M" in card and "| gad | 2.2 |" in card and "Licence: free" in card
@@ -224,7 +225,10 @@ def test_a_card_has_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "| blockwise.pt | 0.1 M" in card
     cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", card.splitlines()[-1])[1:-1]]
     assert cells == ["gad", "BLEU", "31.50", r"nrefs:1\|case:mixed"]
-    assert set(model_card.SUBWORD_OPTIONS) == {"unigram", "bpe", "moses", "gpt2"}
+    for language in ("en", "pt-BR"):
+        (folder / f"dict.{language}.txt").touch()
+    assert find_files(folder, None, None, None, (None, None), None).languages == ("en", "pt-BR")
+    assert "load.json" in (folder / "SHA256SUMS").read_text()
 
 
 def tool(*arguments: str) -> subprocess.CompletedProcess[str]:

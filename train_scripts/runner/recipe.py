@@ -330,11 +330,14 @@ class Recipe:
     def write_card(self) -> None:
         """Write the model card, and copy the dictionaries and subwords that the models need in decoding."""
         s = self.settings
-        for name in (f"dict.{s.src}.txt", f"dict.{s.tgt}.txt", "subwords.model", "bpe.codes"):
-            if is_dry_run() or (self.data / name).exists():
-                run(f"cp {self.data}/{name} {self.models}")
+        files = [self.data / f"dict.{s.src}.txt", self.data / f"dict.{s.tgt}.txt"]
+        if s.SUBWORDS == "gpt2":
+            files += [Path(s.BART, name) for name in ("encoder.json", "vocab.bpe")]
+        else:
+            files.append(self.data / ("bpe.codes" if s.SUBWORDS == "moses" else "subwords.model"))
+        run(f"cp {shlex.join(map(str, files))} {self.models}")
         script = shlex.quote((f"FROM={s.FROM} " if s.FROM else "") + s.recipe)
-        card = f"model-card {s.NAME} --subwords {s.SUBWORDS}"
+        card = f"model-card {s.NAME} --languages {s.src} {s.tgt}"
         run(f"{TOOL} {card} --licence {shlex.quote(s.licence)} --recipe {script}")
 
 

@@ -1,4 +1,4 @@
-"""Write the model card checkpoints/NAME/README.md (files, data, recipe, commands, scores) and checksums.
+"""Write the model card checkpoints/NAME/README.md (files, data, recipe, commands, scores), languages and checksums.
 
 It is made from the recipe's measurements in results/NAME and the models in checkpoints/NAME.
 """
@@ -7,17 +7,15 @@ import json
 import subprocess
 import textwrap
 from pathlib import Path
-from typing import Literal
 
 import torch
 from tabulate import tabulate
 
+from fairseq_plugins.conversion.settings import LoadSettings
 from fairseq_plugins.shared.checksums import write_sums
 from fairseq_plugins.shared.files import write_atomically
 
 COLUMNS = 120  # line width of the text around tables
-SUBWORD_OPTIONS = {"unigram": "", "bpe": "", "moses": "", "gpt2": " --subwords GPT2"}
-"""Options of spec-dec-translate; GPT2 is a folder with encoder.json and vocab.bpe."""
 
 
 def model_rows(folder: Path) -> list[list[str]]:
@@ -61,7 +59,7 @@ def commit() -> str:
     return (git("rev-parse", "HEAD") or "not in a git repository") + (" with local changes" if changed else "")
 
 
-def card(name: str, subwords: str, licence: str, recipe: str) -> str:
+def card(name: str, licence: str, recipe: str) -> str:
     """Return the text of the card; arguments as for `write`."""
     folder, results = Path("checkpoints") / name, Path("results") / name
     scores = score_rows(results)
@@ -72,7 +70,7 @@ def card(name: str, subwords: str, licence: str, recipe: str) -> str:
         tabulate(model_rows(folder), ["file", "parameters", "size"], tablefmt="github"),
         wrapped(f"- Data: {name}. Licence: {licence}\n- Recipe: `{recipe}`, commit {commit()}"),
         "Translate what you type:",
-        f"    spec-dec-translate {folder}{SUBWORD_OPTIONS[subwords]}",
+        f"    spec-dec-translate {folder}",
         "Decoders on the test set:",
         wrapped((results / "table.md").read_text(encoding="utf-8").strip()),
     ]
@@ -85,21 +83,22 @@ def card(name: str, subwords: str, licence: str, recipe: str) -> str:
 def write(
     name: str,
     *,
-    subwords: Literal["unigram", "bpe", "moses", "gpt2"],
+    languages: tuple[str, str],
     licence: str,
     recipe: str,
 ) -> None:
-    """Write checkpoints/NAME/README.md and checkpoints/NAME/SHA256SUMS.
+    """Write README.md, load.json with the languages, which NAME need not have, and SHA256SUMS to checkpoints/NAME.
 
     Args:
         name: name of the data and the results.
-        subwords: a key of SUBWORD_OPTIONS.
+        languages: of source and target, as in the names of the dictionaries.
         licence: licence of the data.
         recipe: command that made the models.
 
     Raises:
         ConfigurationError: if they cannot be written.
     """
-    text = card(name, subwords, licence, recipe)
-    write_atomically(Path("checkpoints") / name / "README.md", text, "checkpoints")
-    write_sums(Path("checkpoints") / name)
+    folder, (source, target) = Path("checkpoints") / name, languages
+    write_atomically(folder / "README.md", card(name, licence, recipe), "checkpoints")
+    LoadSettings(options={"source_lang": source, "target_lang": target}).write(folder)
+    write_sums(folder)
