@@ -95,7 +95,7 @@ class Memory:
                     # A child that was forked meanwhile has the file open, too, and would keep the lock.
                     unlock(file)
         except OSError as error:
-            raise unwritable(self.path, "memory", error) from error
+            raise unwritable(self.path, "--memory", error) from error
 
     def _append(self, file: IO[bytes], pairs: Mapping[str, str]) -> None:
         """Append the new ones of pairs of source and target."""

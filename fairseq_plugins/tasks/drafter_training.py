@@ -214,6 +214,8 @@ class TrainsDrafters(DecodesWithDrafts):
         drafter, policy = drafter_in(model), self._survival_policy()
         if drafter is not None and policy is not None:
             store_survival(policy, drafter)
+            if distributed.is_initialized():  # each process has decoded its share of the sentences
+                distributed.all_reduce(drafter.decoder.survival_counts)
 
     def _survival_policy(self) -> Any:
         """Return the policy that counted in this validation; None if the compiled kernels did not draft."""

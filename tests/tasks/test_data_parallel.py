@@ -62,6 +62,18 @@ def test_two_processes_equal_one_with_twice_the_update_freq(corpus: Corpus, prog
         torch.testing.assert_close(weights[1][name], value, rtol=0, atol=1e-4)
 
 
+def test_counts_of_a_validation_are_those_of_all_processes(corpus: Corpus, programs: Path, tmp_path: Path) -> None:
+    verifier = f"--drafter-context features --verifier-path {corpus.verifier} --batch-size-valid 18 --lr 0"
+    command = options(corpus, tmp_path / "two", "--max-update 2", verifier).replace("--disable-validation", "")
+    processes = two_processes(command, programs)
+    run_in_process("train", command.replace(str(tmp_path / "two"), str(tmp_path / "one")))
+    two = [finish_command(process) for process in processes]
+    assert [process.returncode for process in two] == [0, 0], two[0].stderr + two[1].stderr
+    names = ("one", "two")
+    counts = [torch.load(tmp_path / name / "checkpoint_last.pt")["model"]["decoder.survival_counts"] for name in names]
+    assert counts[0].sum() > 0 and torch.equal(*counts)
+
+
 def test_a_training_that_was_stopped_equals_one_that_was_not(corpus: Corpus, tmp_path: Path) -> None:
     """It stops within its first epoch, at its end, and within the second one."""
     verifier = f"--drafter-context features --verifier-path {corpus.verifier} --max-tokens 900 --seed 4"
