@@ -315,6 +315,8 @@ def test_further_references_belong_to_the_test_set(tmp_path: Path, monkeypatch: 
         for side in ("src", "tgt", "tgt.0", "tgt.10"):
             (data / f"{name}.{side}").write_bytes(f"\ufeff{name} {side}\r\nmore\r\n".encode())
     monkeypatch.chdir(REPOSITORY)
+    for name in ("src", "tgt"):
+        (data / f"valid.{name}").write_text("text\n" * 8)
     s = Settings(src="src", tgt="tgt", DATA=str(data), TEST="turk", TEST_SENTENCES="1")
     make_text(s, raw, find_sets(s))
     assert further_references(raw / "test", "tgt") == ["tgt.0", "tgt.10"]
@@ -323,6 +325,22 @@ def test_further_references_belong_to_the_test_set(tmp_path: Path, monkeypatch: 
     (data / "turk.tgt.0").write_text("one\n")
     with pytest.raises(RecipeError, match=r"turk.src has 2 lines but .*/turk.tgt.0 has 1; "):
         find_sets(s)
+
+
+def test_validation_sets_that_fairseq_cannot_use_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves out a last batch of fewer than 8 sentences, and would fail at the first validation."""
+    for name, count in (("train", 60), ("valid", 7), ("test", 1)):
+        for side in ("src", "tgt"):
+            (tmp_path / f"{name}.{side}").write_text("".join(f"text {number}\n" for number in range(count)))
+    s = Settings(src="src", tgt="tgt", DATA=str(tmp_path))
+    with pytest.raises(
+        RecipeError, match=r"valid.src: fairseq cannot validate on 7 lines; give at least 8, or hold out"
+    ):
+        find_sets(s)
+    s.HOLD_OUT = "30"
+    monkeypatch.chdir(REPOSITORY)
+    with pytest.raises(RecipeError, match=r"HOLD_OUT=30: holds out \d lines, of at least 8; lower it"):
+        make_text(s, tmp_path / "raw", find_sets(s))
 
 
 def test_an_origin_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from train_scripts.runner.stages import (
     CommandFailed,
     RecipeError,
     finish_writing,
+    is_dry_run,
     remove_written,
     run,
     started,
@@ -20,6 +21,7 @@ from train_scripts.runner.stages import (
 
 TOOL = "python -m train_scripts.tools"
 WRONG_NAME = "or end NAME with the right languages"
+BATCH = 8  # of --required-batch-size-multiple: fairseq leaves out the rest, and fails where that is all
 
 
 def find_sets(s: Settings) -> dict[str, Path]:
@@ -39,13 +41,16 @@ def find_sets(s: Settings) -> dict[str, Path]:
     if not folder.is_dir():  # with --dry-run
         return {name: folder / prefixes[0] for name, prefixes in names.items()}
     sets = {name: find_set(folder, languages, prefixes) for name, prefixes in names.items()}
-    for prefix in sets.values():
+    for name, prefix in sets.items():
         source, target = (Path(f"{prefix}.{language}") for language in languages)
         lines = count_lines(source), count_lines(target)
         if lines[0] != lines[1]:
             numbers = f"{source} has {lines[0]} lines but {target} has {lines[1]}"
             raise RecipeError(f"{numbers}; line n of one must be the translation of line n of the other")
-        for ending in further_references(prefix, s.tgt) if prefix == sets["test"] else ():
+        if name == "valid" and lines[0] < BATCH:
+            remedy = f"give at least {BATCH}, or hold out sentences of the training set (HOLD_OUT=30)"
+            raise RecipeError(f"{source}: fairseq cannot validate on {lines[0]} lines; {remedy}")
+        for ending in further_references(prefix, s.tgt) if name == "test" else ():
             reference = Path(f"{prefix}.{ending}")
             if (count := count_lines(reference)) != lines[0]:
                 raise RecipeError(f"{source} has {lines[0]} lines but {reference} has {count}; give one for each")
@@ -116,6 +121,8 @@ def make_text(s: Settings, raw: Path, sets: dict[str, Path]) -> None:
         if s.HOLD_OUT:
             divided = f"{part}/whole {part}/valid {part}/train --languages {s.src} {s.tgt}"
             run(f"{TOOL} hold-out {divided} --one-in {s.HOLD_OUT}")
+            if not is_dry_run() and (held := count_lines(part / f"valid.{s.src}")) < BATCH:
+                raise RecipeError(f"HOLD_OUT={s.HOLD_OUT}: holds out {held} lines, of at least {BATCH}; lower it")
     else:
         call_recipe("get_text", part)
     finish_writing(part, raw)
