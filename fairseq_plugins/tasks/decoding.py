@@ -249,7 +249,12 @@ class Decoding:
                 context.drafter.to(*kind)
         current = replace(
             context,
-            engine=replace(context.engine, batch_invariant=is_invariant),
+            # Rounding to int8 makes differences of fp32 large. In int8 the kernels do not depend on the batch; encoders
+            # of speech always do.
+            engine=replace(
+                context.engine,
+                batch_invariant=is_invariant or (context.engine.int8 and context.source is not None),
+            ),
             weights=None
             if weights is None
             else replace(weights, batch_invariant=is_invariant or weights.batch_invariant),
