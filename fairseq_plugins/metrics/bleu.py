@@ -1,5 +1,6 @@
 """BLEU, chrF and TER by sacrebleu: of raw text, and BLEU of Moses tokens as by `multi-bleu.perl`."""
 
+import re
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
@@ -20,8 +21,9 @@ def metric_of(name: str, settings: Namespace) -> Metric:
         return sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
     if name != "sacrebleu":
         return sacrebleu.CHRF() if name == "chrf" else sacrebleu.TER()
+    language = re.split("[-_]", settings.lang)[0]  # sacrebleu knows zh, not zh-Hans
     try:
-        return sacrebleu.BLEU(tokenize=settings.tokenize, trg_lang=settings.lang)
+        return sacrebleu.BLEU(tokenize=settings.tokenize, trg_lang=language)
     except (ImportError, RuntimeError, OSError) as error:  # the last one of a download
         raise ConfigurationError("--tokenize", settings.tokenize or settings.lang, str(error)) from error
 

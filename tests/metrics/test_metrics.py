@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -14,6 +15,7 @@ import sacremoses
 from rouge_score.rouge_scorer import RougeScorer
 
 from fairseq_plugins.metrics import cli
+from fairseq_plugins.metrics.bleu import metric_of
 from fairseq_plugins.metrics.registry import repetition_ratio
 from fairseq_plugins.metrics.sari import corpus_sari, sari_tokens
 from tests.support import run_in_process
@@ -81,6 +83,13 @@ def _values(text: str) -> dict[str, str]:
 def _sacrebleu(*arguments: str) -> str:
     command = [sys.executable, "-m", "sacrebleu", *arguments, "-w", "2", "--format", "text"]
     return subprocess.run(command, capture_output=True, text=True, check=True, encoding="utf-8").stdout
+
+
+@pytest.mark.parametrize("language", ["zh", "zh-Hans", "zh_CN"])
+def test_the_tokenizer_is_that_of_the_language(language: str) -> None:
+    """Without its script or country: `13a` would take a Chinese sentence for one word."""
+    metric = metric_of("sacrebleu", Namespace(tokenize=None, lang=language))
+    assert metric.corpus_score(["今天天气很好"], [["今天天气好"]]).score > 30
 
 
 def test_values_equal_sacrebleu(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
