@@ -378,11 +378,11 @@ def test_a_recipe_starts_from_anywhere(clone: Path, tmp_path: Path) -> None:
     (tmp_path / "my text").mkdir()
     for name in ("train", "valid", "test"):
         for language in ("en", "de"):
-            (tmp_path / f"my text/{name}.{language}").write_text("ein zwei\n")
+            (tmp_path / f"my text/{name}.{language}").write_text("ein zwei\n" * 8)
     variables = {**ANYWHERE, "DATA": "my text", "BART": "my text", "TEACHER": "my text/train.en", "NAME": "x"}
     result = recipe(clone, "multi30k", "--only", "text", folder=tmp_path, **variables)
     assert result.returncode == 0, result.stderr
-    assert (clone / "data-bin/x/raw/valid.de").read_text() == "ein zwei\n"
+    assert (clone / "data-bin/x/raw/valid.de").read_text() == "ein zwei\n" * 8
     result = recipe(clone, "multi30k", "--dry-run", folder=tmp_path, **variables, SUBWORDS="gpt2")
     assert f"--gpt2-vocab-bpe '{tmp_path}/my text/vocab.bpe'" in result.stdout
 
