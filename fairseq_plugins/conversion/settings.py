@@ -1,4 +1,4 @@
-"""Settings of a converted model, for `load`: its languages, and options that differ from the defaults."""
+"""Settings of a model's folder, for `load`: its languages, and options that differ from the defaults."""
 
 import json
 import os
@@ -13,7 +13,7 @@ _FILE = "load.json"
 
 
 class _Options(TypedDict, total=False):
-    """Those that spec-dec-convert writes. Others of `load` name files, which a model's folder must not choose."""
+    """Those that are written. Others of `load` name files, which a model's folder must not choose."""
 
     source_lang: str
     target_lang: str
@@ -51,7 +51,7 @@ class LoadSettings:
         """Return the settings of a folder; empty settings if it has no load.json.
 
         Raises:
-            ConfigurationError: for a file that spec-dec-convert did not write.
+            ConfigurationError: for a file that spec-dec-convert or a recipe did not write.
         """
         file = folder / _FILE
         if not os.path.lexists(file):

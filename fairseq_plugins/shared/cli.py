@@ -158,10 +158,10 @@ def _time_is_up(*_: Any) -> None:
 
 
 def _raise_again(dropped: Any) -> None:
-    """Raise an interruption once more that Python has dropped, in place of `sys.unraisablehook`.
+    """Raise again an interruption that Python has dropped; replaces `sys.unraisablehook`.
 
-    It drops exceptions in destructors and in callbacks of weak references, where signals often arrive after a long call
-    of compiled code.
+    Python drops exceptions in destructors and in callbacks of weak references, where signals often arrive after a long
+    call of compiled code.
     """
     if not issubclass(dropped.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(dropped)

@@ -249,8 +249,8 @@ class Decoding:
                 context.drafter.to(*kind)
         current = replace(
             context,
-            # Rounding to int8 makes differences of fp32 large. In int8 the kernels do not depend on the batch; encoders
-            # of speech always do.
+            # Rounding to int8 enlarges rounding differences of fp32. The compiled kernels do not depend on the batch in
+            # int8; encoders of speech always do.
             engine=replace(
                 context.engine,
                 batch_invariant=is_invariant or (context.engine.int8 and context.source is not None),

@@ -294,7 +294,7 @@ def test_wrong_settings_are_refused(variables: dict[str, str], message: str) -> 
 def test_a_name_belongs_to_one_text() -> None:
     """Of every recipe: finished stages would keep the other text."""
     for variables, origin in (
-        ({"DATA": "/text"}, "/text"), ({"FROM": "first"}, "that of NAME=first"), ({}, "its download"),
+        ({"DATA": "/text"}, "/text"), ({"FROM": "first"}, "that of NAME=first"), ({}, "the recipe's download"),
         ({"origin": "the generated corpus"}, "the generated corpus"),
     ):  # fmt: skip
         assert read_settings({**SOME, **variables}).origin == origin
@@ -358,7 +358,7 @@ def test_an_origin_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     Recipe.check_origin(begun)
     assert [file.name for file in tmp_path.iterdir()] == ["origin.txt"]
     begun.settings.origin = "/another"
-    with pytest.raises(RecipeError, match="NAME=x: its text is /my text, not /another; choose another NAME"):
+    with pytest.raises(RecipeError, match="NAME=x: its text is /my text, not /another; continue with that one, "):
         Recipe.check_origin(begun)
 
 

@@ -124,7 +124,8 @@ class Recipe:
             partial.write_text(origin + "\n", encoding="utf-8")
             partial.rename(file)
         if (before := file.read_text(encoding="utf-8").rstrip("\n")) != origin:
-            remedy = f"choose another NAME, or remove {self.data}, {self.models} and {self.results}"
+            folders = f"{self.data}, {self.models} and {self.results}"
+            remedy = f"continue with that one, choose another NAME, or remove {folders}"
             raise RecipeError(f"NAME={self.settings.NAME}: its text is {before}, not {origin}; {remedy}")
 
     def check_second_round(self) -> None:

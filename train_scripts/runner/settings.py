@@ -51,7 +51,7 @@ def read_settings(variables: Mapping[str, str]) -> Settings:
     s = Settings(**{**DEFAULTS, **{name: value for name, value in variables.items() if value}})
     for name, other in FALLBACKS.items():
         setattr(s, name, getattr(s, name) or getattr(s, other))
-    s.origin = s.origin or s.DATA or (f"that of NAME={s.FROM}" if s.FROM else "its download")
+    s.origin = s.origin or s.DATA or (f"that of NAME={s.FROM}" if s.FROM else "the recipe's download")
     s.GPUS = s.GPUS or str(count_gpus(variables))
     s.WORKERS = s.WORKERS or s.SLURM_CPUS_PER_TASK or str(len(os.sched_getaffinity(0)))
     if not s.TORCHRUN and s.GPUS != "0" and int(s.SLURM_JOB_NUM_NODES or "1") > 1:

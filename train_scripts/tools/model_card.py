@@ -87,7 +87,7 @@ def write(
     licence: str,
     recipe: str,
 ) -> None:
-    """Write README.md, load.json with the languages, which NAME need not have, and SHA256SUMS to checkpoints/NAME.
+    """Write README.md, load.json (the languages, which NAME need not tell) and SHA256SUMS to checkpoints/NAME.
 
     Args:
         name: name of the data and the results.

@@ -110,8 +110,8 @@ def step_rows(
         # reads no draft, since the first row writes its length.
         is_first = (length == 0) & (tl.minimum(tl.load(limits + PREFIX), tl.load(limits + MAX_LEN)) > 0)
         if is_first | (leading > 0):
-            # Over several iterations if it is too long. The last one goes on after it, as one long draft would, so that
-            # relaxed rules see the same drafts afterwards.
+            # A longer prefix takes several iterations. The last one emits a token after the prefix, too, as one long
+            # draft would, so that relaxed rules see the same drafts afterwards.
             count = tl.where(leading == per_sentence, leading - 2, tl.minimum(leading, per_sentence - 1))
             count = tl.maximum(count, 0)
             own = tl.load(own_prefix + position - 1, mask=(step > 0) & (step <= count), other=0)
