@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import shutil
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,10 @@ from tests.sharing import made_once
 
 # Many small models: threads cost more than they give.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# A shell's background jobs ignore it, and so would the programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SPREAD = "PYTEST_XDIST_WORKER" in os.environ
 """Whether this is one of several processes that share the tests."""
