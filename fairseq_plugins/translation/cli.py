@@ -204,13 +204,13 @@ def _translate_shards(
 ) -> None:
     """Translate this process's share, and join the shards if all are finished."""
     translator: Translator | None = None
-    lines = count_lines(args.input)
+    lines, translated = count_lines(args.input), 0
     for index, shard in take_shards(worker, shards.count, shards.is_finished, shards.begin):
         with shard:
             translator = translator or make()
-            _translate_shard(translator, shard, index, shards.count, lines)
+            translated += _translate_shard(translator, shard, index, shards.count, lines)
     is_joined = shards.join()
-    if is_joined:
+    if is_joined and translated < lines:  # an earlier run, or another process, may have found some too long
         with _open_text(args.input) as text, open(args.output, encoding="utf-8", newline="\n") as output:
             for number, (line, translation) in enumerate(zip(text, output, strict=False), 1):
                 if translation == too_long(number, args.output_format) and not line.isspace():
@@ -227,10 +227,11 @@ def _translate_shards(
         shards.wait()
 
 
-def _translate_shard(translator: Translator, shard: ShardWriter, index: int, count: int, lines: int) -> None:
-    """Translate the missing chunks of one of `count` shards of a file of `lines` lines."""
+def _translate_shard(translator: Translator, shard: ShardWriter, index: int, count: int, lines: int) -> int:
+    """Translate the missing chunks of one of `count` shards of a file of `lines` lines; return how many lines."""
     total = sum(min(CHUNK, lines - start) for start in range(index * CHUNK, lines, count * CHUNK))
-    done, number = sum(1 for _ in read_lines(shard.file)), 0
+    done = sum(1 for _ in read_lines(shard.file))
+    missing, number = total - done, 0
     name = f"shard {index + 1} of {count}" if count > 1 else translator.model.decoder
     if done:
         say(f"{NAME}: resuming after {done} of {total} lines ({name})")
@@ -251,6 +252,7 @@ def _translate_shard(translator: Translator, shard: ShardWriter, index: int, cou
         remedy = f"wait until it is whole, remove {shard.file.parent} and translate it again"
         raise ConfigurationError("--input", translator.args.input, "changed while it was translated", remedy)
     shard.finish()
+    return missing
 
 
 def _translate_stream(translator: Translator, output: Destination | None) -> None:
