@@ -14,6 +14,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from fairseq_plugins.benchmarks import ctranslate, tables
@@ -100,9 +101,7 @@ def run(argv: Sequence[str]) -> None:
     warn_if_lossy(rows, contenders, precision(bench.cfg))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `spec-dec-bench`: 0, or 2 after a one-line error."""
-    return run_command("spec-dec-bench", run, argv)
+main = partial(run_command, "spec-dec-bench", run)
 
 
 if __name__ == "__main__":

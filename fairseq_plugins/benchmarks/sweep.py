@@ -13,6 +13,7 @@ import shlex
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
@@ -147,9 +148,7 @@ def run(argv: Sequence[str]) -> None:
         journal.finish()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `spec-dec-sweep`."""
-    return run_command("spec-dec-sweep", run, argv)
+main = partial(run_command, "spec-dec-sweep", run)
 
 
 if __name__ == "__main__":

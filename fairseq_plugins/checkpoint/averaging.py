@@ -12,6 +12,7 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +151,7 @@ def run(argv: Sequence[str]) -> None:
     say(f"{args.output}: mean of {', '.join(file.name for file in inputs)}; {size / 1e6:.1f} MB")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `spec-dec-average`."""
-    return run_command("spec-dec-average", run, argv)
+main = partial(run_command, "spec-dec-average", run)
 
 
 if __name__ == "__main__":

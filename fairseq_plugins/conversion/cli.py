@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from fairseq_plugins.conversion.cache import is_hugging_face
@@ -79,9 +80,7 @@ def _to_int8(source: Path, target: Path, languages: tuple[str | None, str | None
     write_int8(source, target, pair)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `spec-dec-convert`."""
-    return run_command("spec-dec-convert", run, argv)
+main = partial(run_command, "spec-dec-convert", run)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ the tasks of a Slurm array, and resumes after an interruption. The commands have
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -127,9 +128,7 @@ def run(argv: Sequence[str]) -> None:
     COMMANDS[command](rest)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `spec-dec-distill`."""
-    return run_command(NAME, run, argv)
+main = partial(run_command, NAME, run)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import sacrebleu
@@ -175,9 +176,7 @@ def run(argv: Sequence[str]) -> None:
         write_atomically(Path(args.json), json.dumps(result, indent=2, ensure_ascii=False) + "\n", "--json")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `spec-dec-metrics`."""
-    return run_command("spec-dec-metrics", run, argv)
+main = partial(run_command, "spec-dec-metrics", run)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import re
 import statistics
 import sys
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,7 @@ def load(cfg: DictConfig) -> TaskSession:
 
 def run(argv: Sequence[str]) -> None:
     """Parse, compute, draw, print."""
+    logger.setLevel(logging.INFO)
     args = parse_arguments(get_parser(), argv)
     cfg = as_config(args)
     numbers, folder = sentence_numbers(args.sentences), Path(args.output)
@@ -161,10 +163,7 @@ def run(argv: Sequence[str]) -> None:
     print(f"{summary(sentences)}\n\n{NOTE}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `spec-dec-ddgviz`: 0, or 2 after a one-line error."""
-    logger.setLevel(logging.INFO)
-    return run_command("spec-dec-ddgviz", run, argv)
+main = partial(run_command, "spec-dec-ddgviz", run)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ spec-dec-trace TRACE --html page.html --sentence 3 17    these sentences
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from fairseq_plugins.decoding.recording.trace import TracedSentence, stream_trace
@@ -58,9 +59,7 @@ def run(argv: Sequence[str]) -> None:
     write_page(get_parser().parse_args(argv))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `spec-dec-trace`: 0, or 2 after a one-line error."""
-    return run_command("spec-dec-trace", run, argv)
+main = partial(run_command, "spec-dec-trace", run)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fairseq_plugins.api.options import spelling_of
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, spell_as
 from fairseq_plugins.process.deferred import without_garbage_collection
 from fairseq_plugins.shared.cli import CommandParser, named_values, not_negative, positive, run_command
 from fairseq_plugins.shared.files import missing_folder
@@ -120,7 +121,9 @@ def check_address(host: str, port: int) -> None:
 
 def run(argv: Sequence[str]) -> None:
     """Parse arguments, and serve until a signal."""
-    args = get_parser().parse_args(argv)
+    parser = get_parser()
+    spell_as(spelling_of(parser))
+    args = parser.parse_args(argv)
     try:
         with without_garbage_collection():
             from fairseq_plugins.serving.process import Process
@@ -148,9 +151,7 @@ def run(argv: Sequence[str]) -> None:
     raise ConfigurationError("MODEL", " ".join(args.models), "cannot be loaded", "see the errors above")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command."""
-    return run_command(NAME, run, argv, spelling_of(get_parser()))
+main = partial(run_command, NAME, run)
 
 
 if __name__ == "__main__":

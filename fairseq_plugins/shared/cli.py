@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 
 from fairseq_plugins.errors import (
     ConfigurationError,
-    Spelling,
     did_you_mean,
     explain,
     on_command_line,
@@ -182,20 +181,15 @@ def requeue() -> None:
         subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])
 
 
-def run_command(
-    name: str,
-    run: Callable[[Sequence[str]], None],
-    argv: Sequence[str] | None = None,
-    spelling: Spelling = on_command_line,
-) -> int:
+def run_command(name: str, run: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> int:
     """Run a console command; return its exit status.
 
-    Errors name options in the command's spelling.
+    Errors name options as on a command line, unless `run` has set another spelling with `spell_as`.
 
     0, or 2 after a one-line error that the user can mend, 130 after Ctrl-C, 138 after SIGUSR1, or 141, without a
     message, after the reader of the output has ended (`| head`).
     """
-    before = spell_as(spelling)
+    before = spell_as(on_command_line)
     try:
         return _run_command(name, run, sys.argv[1:] if argv is None else list(argv))
     finally:

@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
@@ -21,7 +22,7 @@ from fairseq_plugins.api import load
 from fairseq_plugins.api.generators import BATCH_SIZE
 from fairseq_plugins.api.options import LOAD, spelling_of
 from fairseq_plugins.decoding import methods
-from fairseq_plugins.errors import ConfigurationError, flag
+from fairseq_plugins.errors import ConfigurationError, flag, spell_as
 from fairseq_plugins.process.ending import failure_ends_others
 from fairseq_plugins.process.output import say
 from fairseq_plugins.shared.cli import CommandParser, named_values, positive, run_command
@@ -125,7 +126,9 @@ def _open_text(path: str) -> TextIO:
 
 def run(argv: Sequence[str]) -> None:
     """Parse arguments, and translate in this process or in several."""
-    args = get_parser().parse_args(argv)
+    parser = get_parser()
+    spell_as(spelling_of(parser))
+    args = parser.parse_args(argv)
     end_with_parent()
     options = set_options(args)
     args.input, args.output = (None if name == "-" else name for name in (args.input, args.output))
@@ -290,9 +293,7 @@ def _translate_stream(translator: Translator, output: Destination | None) -> Non
     say(translator.summary())
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `spec-dec-translate`."""
-    return run_command(NAME, run, argv, spelling_of(get_parser()))
+main = partial(run_command, NAME, run)
 
 
 if __name__ == "__main__":

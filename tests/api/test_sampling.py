@@ -7,7 +7,7 @@ from unittest import mock
 
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.native.model import NativeWeights
-from fairseq_plugins.translation.cli import run
+from fairseq_plugins.translation.cli import main
 from tests.api.released import CLDR, loaded
 from tests.errors import refused
 
@@ -68,7 +68,7 @@ def test_commands_sample_by_line_and_sentence(tmp_path: Path) -> None:
     def sampled(text: str, *options: str) -> list[dict]:
         source.write_text(text, encoding="utf-8")
         files = ["--input", str(source), "--output", str(output), "--device", "cpu", "--source-lang", "en"]
-        run([str(CLDR), *files, "--output-format", "jsonl", "--sampling", *options])
+        assert main([str(CLDR), *files, "--output-format", "jsonl", "--sampling", *options]) == 0
         lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
         output.unlink()
         return lines

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_plugins.translation.cli import run
+from fairseq_plugins.translation.cli import main
 from tests.api.released import CLDR, loaded
 from tests.errors import refused
 from tests.support import run_in_process
@@ -45,7 +45,8 @@ def test_calls_and_load_suppress_tokens() -> None:
 def test_commands_suppress_tokens(tmp_path: Path) -> None:
     source, output, tokens = tmp_path / "source", tmp_path / "output", " ".join(used_tokens())
     source.write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
-    run([str(CLDR), "--input", str(source), "--output", str(output), "--set", f"suppress_tokens={tokens}"])
+    arguments = ["--input", str(source), "--output", str(output), "--set", f"suppress_tokens={tokens}"]
+    assert main([str(CLDR), *arguments]) == 0
     expected = loaded(folder=CLDR).translate(TEXTS, suppress_tokens=tokens)
     assert output.read_text(encoding="utf-8").splitlines() == expected
     lines = run_in_process(

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -105,9 +106,7 @@ def run(argv: Sequence[str]) -> None:
         sys.exit(1)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `make gpu-check`."""
-    return run_command("gpu-check", run, argv)
+main = partial(run_command, "gpu-check", run)
 
 
 if __name__ == "__main__":
