@@ -154,10 +154,7 @@ class BatchDecoder:
     ) -> list[Translation]:
         """Decode the sentences of a call in batches of similar length.
 
-        Args:
-            inputs: the sentences.
-            search: options of the call.
-            statistics: of this thread's call, to be added to; None for new ones.
+        They are added to the `statistics` of this thread's call, or to new ones.
         """
         statistics = self._thread.statistics = CallStatistics() if statistics is None else statistics
         translations = {place: self._blank() for place, one in enumerate(inputs) if one.is_blank}
@@ -257,13 +254,10 @@ class BatchDecoder:
     def _translation(
         self, hypotheses: Sequence[dict[str, Any]], emitted: Sequence[list[int]], has_scores: bool = True
     ) -> Translation:
-        """Return the translation of a sentence.
+        """Return the translation of a sentence from its hypotheses, the best first.
 
-        Args:
-            hypotheses: of the sentence, the best first.
-            emitted: for each of its samples the tokens that each iteration emitted; one without sampling; empty if
-                nothing was counted.
-            has_scores: whether they have scores.
+        `emitted` has for each of its samples the tokens that each iteration emitted; one without sampling; empty if
+        nothing was counted.
         """
         hypothesis, *others = hypotheses
         tokens = hypothesis["tokens"].tolist()

@@ -118,8 +118,7 @@ def find_files(
 def find_subwords(folder: Path, given: str | Path | None = None) -> Path | None:
     """Return the file of subwords, or the folder of GPT-2's; None if none is `given` and `folder` has none.
 
-    Raises:
-        ConfigurationError: for a missing file.
+    Raises ConfigurationError for a missing file.
     """
     if given is None:
         found = first_of(folder, "subwords.model", "bpe.codes", "vocab.bpe")

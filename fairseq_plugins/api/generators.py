@@ -52,12 +52,7 @@ class CallSearch:
 
 
 class Generators:
-    """Pool of generators: each serves one call at a time.
-
-    Args:
-        session: the model.
-        spec: its decoding method.
-    """
+    """Pool of the generators of a model and its decoding method: each serves one call at a time."""
 
     def __init__(self, session: TaskSession, spec: MethodSpec) -> None:
         self._session, self._spec = session, spec
@@ -75,16 +70,10 @@ class Generators:
         return self._spec.build is None or self._spec.searches_beams
 
     def search(self, options: Mapping[str, Any], is_constrained: bool = False, needs_scores: bool = True) -> CallSearch:
-        """Return a call's options, checked and with defaults.
+        """Return a call's `CallOptions`, checked and with defaults; it may have constraints, and need scores.
 
-        Args:
-            options: `CallOptions`.
-            is_constrained: whether the call has constraints.
-            needs_scores: whether it reads scores.
-
-        Raises:
-            ConfigurationError: for a beam that the decoder does not support, more hypotheses than the beam keeps, or
-                an option that does not exist or only `load` takes; for constraints where none are possible.
+        Raises ConfigurationError for a beam that the decoder does not support, more hypotheses than the beam keeps, an
+        option that does not exist or only `load` takes, and for constraints where none are possible.
         """
         check_names(options, CALL)
         given = {"beam": None, "num_hypotheses": 1, "batch_size": BATCH_SIZE, **check_arguments(options, CallOptions)}

@@ -16,11 +16,7 @@ Result = TypeVar("Result")
 
 
 def texts_of(text: Any, argument: str = "text") -> list[str]:
-    """Return the strings of an argument: a string itself, or those of a list or another iterable.
-
-    Raises:
-        TypeError: for anything else.
-    """
+    """Return the strings of an argument: a string itself, or those of an iterable; raise TypeError for others."""
     if isinstance(text, str):
         return [text]
     if isinstance(text, (bytes, bytearray)) or not isinstance(text, Iterable):

@@ -95,15 +95,9 @@ def load(
 
 
 def with_decoder(model: Model, decoder: str, **options: Unpack[LoadOptions]) -> Model:
-    """Return a loaded model with another decoder; both have the same weights in memory.
+    """Return a loaded model with another decoder and `options` of it; both have the same weights in memory.
 
-    Args:
-        model: made by `load`.
-        decoder: name of a decoding method.
-        options: of that method; other options are those of the model.
-
-    Raises:
-        ConfigurationError: as `load`.
+    Other options are those of the model. Raises ConfigurationError as `load`.
     """
     assert isinstance(model._reload, partial)
     of_methods = {declared.name for name in methods.DECODERS for declared in fields(methods.find(name).options)}
@@ -161,8 +155,7 @@ def _load(shares: Model | None, given: LoadArguments, options: dict[str, Any]) -
 def _check_subwords(files: ModelFiles, symbols: Sequence[str], is_cut: bool) -> None:
     """Compare a dictionary with the file that cuts text: warn without a file, unless text is said to be cut already.
 
-    Raises:
-        ConfigurationError: if the dictionary has the subwords of the other kind only.
+    Raises ConfigurationError if the dictionary has the subwords of the other kind only.
     """
     marked = {
         "subword-nmt or fastBPE (@@)": sum(symbol.endswith("@@") for symbol in symbols),
@@ -187,10 +180,9 @@ def _check_subwords(files: ModelFiles, symbols: Sequence[str], is_cut: bool) -> 
 
 
 def configuration(files: ModelFiles, decoder: str, precision: str, options: Mapping[str, Any]) -> DictConfig:
-    """fairseq's whole configuration, as its command line would make it.
+    """Return fairseq's whole configuration, as its command line would make it.
 
-    Raises:
-        ConfigurationError: for an unknown option, or a value of the wrong kind.
+    Raises ConfigurationError for an unknown option, or a value of the wrong kind.
     """
     cfg: DictConfig = OmegaConf.structured(FairseqConfig())
     cfg.task = OmegaConf.structured(SpecDecConfig())

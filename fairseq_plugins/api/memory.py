@@ -60,11 +60,7 @@ class Memory:
     def drafts(self, text: list[str] | tuple[str, ...]) -> list[list[str]]: ...
 
     def drafts(self, text: str | list[str] | tuple[str, ...]) -> list[str] | list[list[str]]:
-        """Return the output of an equal source, else those of the most similar ones; for several texts a list of lists.
-
-        Raises:
-            ConfigurationError: as `Memory`.
-        """
+        """Return the output of an equal source, else those of the most similar ones; for several texts their lists."""
         whole_texts_of(text, "text")
         self._refresh()
         return self._similar(text) if isinstance(text, str) else [self._similar(one) for one in text]

@@ -159,13 +159,7 @@ class LoadArguments(TypedDict):
 
 @dataclass(frozen=True)
 class Place:
-    """Where options are given.
-
-    Attributes:
-        name: for messages.
-        known: names of its options.
-        arguments: names of its other arguments.
-    """
+    """Where options are given: its name, for messages, and the names of its options and its other arguments."""
 
     name: str
     known: set[str]
@@ -185,11 +179,7 @@ def spelling_of(parser: ArgumentParser) -> Spelling:
 def check_names(given: Collection[str], place: Place, fitting: Collection[str] = (), others: str = "") -> None:
     """Raise ConfigurationError for an option that does not exist, or belongs elsewhere; it names the nearest one.
 
-    Args:
-        given: names of options.
-        place: where they were given.
-        fitting: the few names to list if none is similar.
-        others: where options go that are not known here; empty for nowhere.
+    If none is similar it lists the names `fitting`. `others` says where options go that are not known here.
     """
     for name in given:
         if name not in place.known:
@@ -214,8 +204,7 @@ def _advice(name: str, place: Place, fitting: Collection[str], others: str) -> s
 def check_arguments(given: Mapping[str, Any], kind: Any) -> dict[str, Any]:
     """Return arguments with the types of a TypedDict; a `Path` is a string, as is a `torch.device`.
 
-    Raises:
-        ConfigurationError: for an argument of another type or out of its range.
+    Raises ConfigurationError for an argument of another type or out of its range.
     """
     plain = {
         name: str(value) if isinstance(value, (PurePath, torch.device)) else value for name, value in given.items()

@@ -16,18 +16,10 @@ from fairseq_plugins.tasks.beside import add_decoder
 def task_configuration(
     task: str, files: ModelFiles, decoder: str, precision: str, options: Mapping[str, Any]
 ) -> DictConfig:
-    """Return fairseq's whole configuration.
+    """Return fairseq's whole configuration for one of its tasks.
 
-    Args:
-        task: name of one of fairseq's tasks.
-        files: of the model.
-        decoder: name of a decoding method.
-        precision: of the weights.
-        options: of the task, of decoding and of generation, named as on the command line with underscores; True for
-            those without a value.
-
-    Raises:
-        ConfigurationError: for an unknown task or option.
+    `options`, of the task, of decoding and of generation, are named as on the command line with underscores; True for
+    those without a value. Raises ConfigurationError for an unknown task or option.
     """
     if task not in TASK_REGISTRY:
         raise unknown_value("--task", task, sorted(TASK_REGISTRY))

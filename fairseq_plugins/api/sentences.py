@@ -39,16 +39,10 @@ class Input:
 
 
 def cut_texts(given: Any, argument: str, cut: Callable[[str], list[str]]) -> list[list[list[str]]]:
-    """Return the target texts of each sentence as subwords.
+    """Return the target texts of several sentences, given as for `Model.translate`, as subwords.
 
-    Args:
-        given: those of several sentences, as for `Model.translate`.
-        argument: its name.
-        cut: splits target text into subwords.
-
-    Raises:
-        ConfigurationError: for a single string, which cannot belong to several sentences, or half of a character.
-        TypeError: for anything but strings.
+    Raises ConfigurationError for a single string, which cannot belong to several sentences, or half of a character, and
+    TypeError for anything but strings.
     """
     if isinstance(given, str):
         problem = "are one string, and the text is a list"
@@ -74,9 +68,8 @@ def inputs_of(
         numbers: of each, by which samples differ; None for 0, 1, 2 ...
         target: dictionary.
 
-    Raises:
-        ConfigurationError: if there are more or fewer drafts or constraints than sentences, and for a phrase that the
-            model cannot write.
+    Raises ConfigurationError if there are more or fewer drafts or constraints than sentences, and for a phrase that the
+    model cannot write.
     """
     for option, given in (("--drafts", drafts), ("--constraints", constraints)):
         if given is not None and len(given) != len(sources):

@@ -149,8 +149,7 @@ class Service:
     def stream(self, text: str, *, drafts: TargetTexts = None, **options: Unpack[SearchOptions]) -> Iterator[Step]:
         """Translate a sentence and yield each iteration, as `Model.stream`; leaving the iterator drops the sentence.
 
-        Raises:
-            ServiceFull, ServiceClosed, ConfigurationError: as `submit`.
+        Raises as `submit`.
         """
         steps: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
         future = self.submit(text, drafts=drafts, on_step=steps.put, **options)
@@ -167,13 +166,9 @@ class Service:
         return iterations()
 
     def close(self, seconds: float = 0.0) -> bool:
-        """Take no more sentences; wait until those that run have ended, then drop the others.
+        """Take no more sentences; wait at most some `seconds` for those that run, then drop the others.
 
-        Args:
-            seconds: to wait, at most.
-
-        Returns:
-            whether all have ended; True in a forked child, which changes nothing.
+        Returns whether all have ended; True in a forked child, where it changes nothing.
         """
         if os.getpid() != self._process:
             return True

@@ -27,14 +27,9 @@ _DASH = re.compile(rb"^(\xe2\x96\x81)?@-@ ", re.MULTILINE)  # after sentencepiec
 def set_text_tools(cfg: DictConfig, files: ModelFiles, tokenizer: str | None) -> None:
     """Set subwords and tokenizer in fairseq's configuration.
 
-    Args:
-        cfg: fairseq's whole configuration.
-        files: of the model.
-        tokenizer: "moses", "none", or None to choose by subwords and dictionary; the choice is logged once. Moses
-            escapes characters and splits hyphens only if the dictionary has its marks.
-
-    Raises:
-        ConfigurationError: for another tokenizer, or a file that is no subword model.
+    The tokenizer is "moses", "none", or None to choose by subwords and dictionary; the choice is logged once. Moses
+    escapes characters and splits hyphens only if the dictionary has its marks. Raises ConfigurationError for another
+    tokenizer, or a file that is no subword model.
     """
     if tokenizer not in (None, "moses", "none"):
         raise ConfigurationError("--tokenizer", tokenizer, remedy="choose moses or none, or leave it out")

@@ -115,14 +115,9 @@ def lossy_note(contenders: Sequence[Contender]) -> list[str]:
 
 
 def choose(names: str | None, among: Sequence[Contender], usual: Sequence[Contender], kind: str) -> list[Contender]:
-    """Return the chosen contenders and their reference rows, in the order of the table.
+    """Return the contenders that --decoders `names` (None: the `usual` ones) and their reference rows, in order.
 
-    Args:
-        names: value of --decoders; None chooses the `usual` rows.
-        among: available rows.
-        kind: precision.
-
-    Raises ConfigurationError for an unknown name.
+    Raises ConfigurationError for a name that is not `among` the available rows.
     """
     known = [contender.name for contender in among]
     chosen = [contender.name for contender in usual] if names is None else [name.strip() for name in names.split(",")]

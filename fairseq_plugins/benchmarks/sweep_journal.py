@@ -32,13 +32,8 @@ class _Record(TypedDict):
 class Journal(ShardWriter):
     """The finished settings of a sweep that has not ended, as a shard: FOLDER/cells.jsonl.partial.
 
-    Args:
-        folder: of the sweep.
-        circumstances: checkpoints, data, options and machine of the measurements.
-
-    Raises:
-        ConfigurationError: for a journal of other circumstances, a file that no sweep wrote, a folder in which another
-            sweep runs, or one that cannot be written.
+    `circumstances` are checkpoints, data, options and machine of the measurements. Raises ConfigurationError for a
+    journal of others, a file that no sweep wrote, a folder in which another sweep runs, or one that cannot be written.
     """
 
     def __init__(self, folder: Path, circumstances: dict[str, Any]) -> None:

@@ -30,10 +30,8 @@ def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 def restored(rounded: Tensor, scale: Tensor) -> Tensor:
     """Return the weight in fp32, exactly; torch's safe loader calls this for `Int8Weight`.
 
-    Inside of `compact_weights` it keeps its numbers in int8.
-
-    Raises:
-        pickle.UnpicklingError: for values that are no rounded weight.
+    Inside of `compact_weights` it keeps its numbers in int8. Raises pickle.UnpicklingError for values that are no
+    rounded weight.
     """
     fits = isinstance(rounded, Tensor) and isinstance(scale, Tensor) and rounded.dtype == torch.int8
     if not fits or scale.dtype != torch.float32 or rounded.dim() != 2 or scale.shape != rounded.shape[:1]:

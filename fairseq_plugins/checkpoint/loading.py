@@ -47,15 +47,8 @@ def read_checkpoint(path: str, option: str) -> tuple[dict[str, Any], Any]:
 def read_state(path: str, option: str | None, overrides: dict[str, Any] | None = None) -> tuple[dict[str, Any], Any]:
     """Return the state of a checkpoint (weights under "model"), on the CPU, and the options of its model, unchecked.
 
-    Weights are views of the mapped file where `can_map` allows it.
-
-    Args:
-        path: the file.
-        option: option that named the file, for errors.
-        overrides: new values of the checkpoint's settings.
-
-    Raises:
-        ConfigurationError: for a missing or truncated file.
+    Weights are views of the mapped file where `can_map` allows it. `option` named the file, for errors; `overrides` are
+    new values of the checkpoint's settings. Raises ConfigurationError for a missing or truncated file.
     """
     if not os.path.exists(path):
         remedy = f"give the checkpoint that fairseq-train wrote{nearest_checkpoint(path)}"

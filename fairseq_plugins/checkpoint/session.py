@@ -24,11 +24,7 @@ from fairseq_plugins.shared.fingerprints import keep_fingerprint
 
 
 class TaskSession:
-    """The task, data and models of a command, on the device and in the precision of its options.
-
-    Args:
-        cfg: fairseq's whole configuration.
-        device: index of the GPU, if there is one.
+    """The task, data and models of a command, on the device (index of a GPU) and in the precision of its options.
 
     Models are loaded on first use.
     """

@@ -18,11 +18,7 @@ def is_hugging_face(folder: Path) -> bool:
 
 
 def converted(folder: Path) -> Path:
-    """Return the folder of the converted model, cached in $XDG_CACHE_HOME/fairseq-spec-dec (default: ~/.cache).
-
-    Raises:
-        ConfigurationError: as `convert`.
-    """
+    """Return the folder of the converted model, cached in $XDG_CACHE_HOME/fairseq-spec-dec (default: ~/.cache)."""
     # A changed file has another size or time, so its model is converted again.
     files = [(file.name, file.stat()) for file in sorted(folder.iterdir()) if file.exists()]
     stamp = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]

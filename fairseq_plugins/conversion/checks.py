@@ -18,12 +18,9 @@ _MOST_UNKNOWN = 0.1
 
 
 def check_subwords(folder: Path, source: Path, symbols: Sequence[str]) -> None:
-    """Raise ConfigurationError for a subword model that fits another vocabulary.
+    """Raise ConfigurationError for a subword model that fits another vocabulary than the dictionary's `symbols`.
 
-    Args:
-        folder: the converted model.
-        source: folder in Hugging Face's format, for errors.
-        symbols: the dictionary's.
+    `folder` has the converted model; the error names the `source`.
     """
     file = folder / "subwords.model"
     if not file.is_file():
@@ -49,10 +46,7 @@ def check_subwords(folder: Path, source: Path, symbols: Sequence[str]) -> None:
 def check_decodes(folder: Path, source: Path, symbols: Sequence[str]) -> None:
     """Raise ConfigurationError if fairseq cannot load a converted model, or cannot decode a sentence with it.
 
-    Args:
-        folder: the converted model.
-        source: folder in Hugging Face's format, for errors.
-        symbols: the dictionary's.
+    Arguments as for `check_subwords`.
     """
     cfg = OmegaConf.structured(FairseqConfig())
     cfg.task = OmegaConf.structured(TranslationConfig(data=str(folder), source_lang="src", target_lang="tgt"))

@@ -32,9 +32,8 @@ def convert(source: Path, target: Path, ignored: Collection[str] = ()) -> None:
         target: new folder.
         ignored: names of settings of generation_config.json that shall not count.
 
-    Raises:
-        ConfigurationError: for an unsupported model, settings that cannot be honoured, missing files, a model that
-            cannot be loaded or decode a sentence afterwards, or a folder that exists or cannot be written.
+    Raises ConfigurationError for an unsupported model, settings that cannot be honoured, missing files, a model that
+    cannot be loaded or decode a sentence afterwards, or a folder that exists or cannot be written.
     """
     if not source.is_dir():
         raise missing_folder(None, source, "one that save_pretrained wrote")
@@ -68,12 +67,7 @@ def _state(source: Path, config: Config, vocabulary: Vocabulary) -> dict[str, An
 def _settings_of(config: Config, vocabulary: Vocabulary, ignored: Collection[str] = ()) -> LoadSettings:
     """Return the settings with which `load` decodes as Hugging Face's `generate` does by default.
 
-    Args:
-        config, vocabulary: of the model.
-        ignored: names of settings of generation that shall not count.
-
-    Raises:
-        ConfigurationError: for a multilingual model without language tokens, and as `generation_options`.
+    Raises ConfigurationError for a multilingual model without language tokens, and as `generation_options`.
     """
     options = generation_options(config, vocabulary.names, ignored)
     if config["model_type"] == "bart":

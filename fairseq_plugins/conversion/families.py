@@ -66,12 +66,8 @@ class _Values(TypedDict, total=False):
 class Config:
     """The settings of a model: config.json, completed by generation_config.json.
 
-    Args:
-        folder: of the model.
-
-    Raises:
-        ConfigurationError: for a folder without config.json, settings of other types, and models that are not
-            converted.
+    Raises ConfigurationError for a folder without config.json, settings of other types, and models that are not
+    converted.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -142,11 +138,7 @@ class Config:
             )
 
     def fairseq_options(self, has_bias: bool) -> Namespace:
-        """Return the options of the fairseq model.
-
-        Args:
-            has_bias: the vocabulary projection has a bias.
-        """
+        """Return the options of the fairseq model, whose vocabulary projection may have a bias."""
         activation = _ACTIVATIONS[self["activation_function"]]
         sides = ("encoder", "decoder")
         options = {

@@ -69,14 +69,9 @@ _OF_CONFIG = {*_HONOURED, *_REFUSED} - {"constraints"}
 def generation_options(model: Config, names: Mapping[int, str], ignored: Collection[str] = ()) -> dict[str, Any]:
     """Return the options of `load` for a model's settings of generation.
 
-    Args:
-        model: settings of the model; without generation_config.json those of config.json count.
-        names: the dictionary's symbol of each of the model's ids.
-        ignored: names of settings that shall not count.
-
-    Raises:
-        ConfigurationError: for settings that change the output and are not supported, and names in `ignored` that the
-            model does not set.
+    Without generation_config.json those of config.json count. `names` are the dictionary's symbols of the model's ids,
+    and `ignored` those of settings that shall not count. Raises ConfigurationError for settings that change the output
+    and are not supported, and names in `ignored` that the model does not set.
     """
     folder, config = model.file.parent, model.own
     file, settings = model.file, {name: config[name] for name in _OF_CONFIG & config.keys()}

@@ -28,13 +28,9 @@ _FINGERPRINT = "decoder.verifier_fingerprint"
 def write_int8(source: Path, target: Path, pair: tuple[str, str] | None) -> None:
     """Write a folder whose output is that of `source` with `--int8`; `load` and fairseq's commands read it.
 
-    Args:
-        source: folder with the checkpoint of a verifier, of its drafter if there is one, dictionaries and subwords.
-        target: new folder.
-        pair: source and target language, None for a multilingual model.
-
-    Raises:
-        ConfigurationError: for files that are missing or do not fit each other, or a folder that cannot be written.
+    `source` has the checkpoint of a verifier, of its drafter if there is one, dictionaries and subwords. `pair` are its
+    languages, None for a multilingual model. Raises ConfigurationError for files that are missing or do not fit each
+    other, or a folder that cannot be written.
     """
     verifiers = [name for name in (*CHECKPOINTS, "blockwise.pt") if (source / name).is_file()]
     if not verifiers:

@@ -60,10 +60,8 @@ class Tokenizer(TypedDict, total=False):
 def sentencepiece_model(file: Path) -> bytes:
     """Return a model of sentencepiece that cuts text as a tokenizer.json does.
 
-    Its pieces have the names of the tokenizer, without special tokens. Its ids are others.
-
-    Raises:
-        ConfigurationError: for a tokenizer that sentencepiece cannot imitate.
+    Its pieces have the names of the tokenizer, without special tokens. Its ids are others. Raises ConfigurationError
+    for a tokenizer that sentencepiece cannot imitate.
     """
     tokenizer: Tokenizer = read_json(file, Tokenizer)
     model = tokenizer.get("model", {})

@@ -35,12 +35,9 @@ class _Contents(TypedDict):
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """Contents of a folder's load.json.
+    """Contents of a folder's load.json: languages, and arguments (`options`) of `load`.
 
-    Attributes:
-        languages: name of each language -> its token, the first of sources and outputs; empty for models of a single
-            language pair.
-        options: arguments for `load`.
+    `languages` has the token of each language, the first of sources and outputs; empty for models of a single pair.
     """
 
     languages: dict[str, str] = field(default_factory=dict)
@@ -50,8 +47,7 @@ class LoadSettings:
     def read(cls, folder: Path) -> "LoadSettings":
         """Return the settings of a folder; empty settings if it has no load.json.
 
-        Raises:
-            ConfigurationError: for a file that spec-dec-convert or a recipe did not write.
+        Raises ConfigurationError for a file that spec-dec-convert or a recipe did not write.
         """
         file = folder / _FILE
         if not os.path.lexists(file):
@@ -74,8 +70,7 @@ class LoadSettings:
     def first_tokens(self, source: str | None, target: str | None) -> dict[str, str]:
         """Return the options that set the language tokens of a multilingual model.
 
-        Raises:
-            ConfigurationError: for a language that is missing or unknown.
+        Raises ConfigurationError for a language that is missing or unknown.
         """
         options = {}
         for language, name, option in (

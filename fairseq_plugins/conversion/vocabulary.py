@@ -44,7 +44,7 @@ _M2M100_LANGUAGES = (
 
 
 class Vocabulary:
-    """Names and order of a model's tokens.
+    """Names and order of a model's tokens; `bpe` is its `byte_level_bpe`.
 
     Attributes:
         order: the model's id for each id of fairseq's dictionary; None for tokens that the model lacks (Marian has no
@@ -52,11 +52,6 @@ class Vocabulary:
         symbols: symbols of fairseq's dictionary from id 4 on.
         names: the symbol of each of the model's ids.
         unmerged: name -> id of the tokens that byte-level subwords lack; empty for other subwords.
-
-    Args:
-        folder: folder of the model.
-        config: configuration of the model.
-        bpe: its `byte_level_bpe`.
 
     Raises:
         ConfigurationError: for a missing vocabulary, or one that does not fit the configuration.
@@ -125,15 +120,9 @@ def byte_level_bpe(folder: Path) -> ByteLevelBPE | None:
 def text_files(folder: Path, bpe: ByteLevelBPE | None, unmerged: Mapping[str, int]) -> dict[str, bytes]:
     """Return the subword model's files for `load`, name -> content; empty for a model without a tokenizer.
 
-    Those of the source suffice: target pieces are joined without a model.
-
-    Args:
-        folder: folder of the model.
-        bpe: its `byte_level_bpe`.
-        unmerged: as `Vocabulary.unmerged`: outputs show the names of these tokens.
-
-    Raises:
-        ConfigurationError: for a tokenizer without its sentencepiece model, which cannot be made from it either.
+    Those of the source suffice: target pieces are joined without a model. Outputs show the names of the tokens that are
+    `unmerged` (see `Vocabulary`). Raises ConfigurationError for a tokenizer without its sentencepiece model, which
+    cannot be made from it either.
     """
     if bpe is not None:
         vocabulary, merges = bpe
@@ -161,11 +150,7 @@ def text_files(folder: Path, bpe: ByteLevelBPE | None, unmerged: Mapping[str, in
 
 
 def read_names(folder: Path) -> dict[int, str]:
-    """Return id -> name of the tokens of a folder.
-
-    Raises:
-        ConfigurationError: for a folder without a vocabulary.
-    """
+    """Return id -> name of the tokens of a folder; raise ConfigurationError for a folder without a vocabulary."""
     names: dict[int, str]
     file = first_of(folder, "tokenizer.json", "vocab.json", "sentencepiece.bpe.model")
     if file is None:

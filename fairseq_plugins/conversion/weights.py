@@ -31,8 +31,7 @@ class _Index(TypedDict):
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Return all tensors of model.safetensors, or of the files that its index lists.
 
-    Raises:
-        ConfigurationError: for a missing or truncated file, and for integers and NaN.
+    Raises ConfigurationError for a missing or truncated file, and for integers and NaN.
     """
     names = ["model.safetensors"]
     index = first_of(folder, *names, "model.safetensors.index.json")  # transformers, too, reads the first of them
@@ -58,15 +57,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def fairseq_weights(weights: dict[str, Tensor], config: Config, order: Sequence[int | None]) -> dict[str, Tensor]:
-    """Return the weights of the fairseq model.
+    """Return the weights of the fairseq model from those of `read_weights`; `order` is that of `Vocabulary`.
 
-    Args:
-        weights: as `read_weights` returns them.
-        config: settings of the model.
-        order: see `Vocabulary`.
-
-    Raises:
-        ConfigurationError: for a tensor that is missing, unknown, or of another size than the settings say.
+    Raises ConfigurationError for a tensor that is missing, unknown, or of another size than the settings say.
     """
     _check_sizes(weights, config)
     converted = {}

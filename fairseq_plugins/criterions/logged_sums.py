@@ -47,10 +47,8 @@ def add_up(logging_outputs: Sequence[Mapping[str, Any]], names: Iterable[str]) -
 def accuracy_by_position(correct: Tensor, blocks: Blocks, pad: int) -> dict[str, Tensor]:
     """Count right predictions at the positions 1, 2, 4, 8 ... and k of a block of k, as sums that workers can add up.
 
-    Args:
-        correct: [n], for every target of the blocks whether it was predicted.
-        blocks: fully masked blocks; glancing would change n.
-        pad: padding symbol.
+    `correct` [n] says for every target of the blocks whether it was predicted. The blocks are fully masked: glancing
+    would change n.
     """
     is_target = blocks.targets != pad
     position = blocks.draft_positions.expand_as(is_target)[is_target] - 1

@@ -32,8 +32,7 @@ class FastBPECodes(SubwordNMTBPE):
 def is_fastbpe(file: Path) -> bool:
     """Return whether codes are fastBPE's (three columns), not subword-nmt's (two).
 
-    Raises:
-        ConfigurationError: for any other file.
+    Raises ConfigurationError for any other file.
     """
     try:
         lines = _lines(file)

@@ -72,12 +72,10 @@ def split_text(text: str, language: str) -> list[tuple[str, str]]:
 
 
 def join_text(pairs: Iterable[tuple[str, str]], language: str | None = None) -> str:
-    """Join sentences and their separators.
+    """Join sentences and their separators, as `split_text` returns them, or translations in place of sentences.
 
-    Args:
-        pairs: as `split_text` returns them, or with translations in place of the sentences.
-        language: of the translations. Sentences on one line then have a space between them, or none where the
-            language writes none. By default separators stay as they are.
+    With the `language` of the translations, sentences on one line have a space between them, or none where the language
+    writes none. By default separators stay as they are.
     """
     pairs = list(pairs)
     if language is None:

@@ -113,11 +113,7 @@ class KernelWeights(ABC):
         return self.module.Norm(self.array(values.weight), self.array(values.bias), values.eps)
 
     def layer(self, weights: Layer) -> KernelLayer:
-        """Convert a Transformer layer.
-
-        Raises:
-            Unsupported: for an unsupported activation.
-        """
+        """Convert a Transformer layer; raise Unsupported for an unsupported activation."""
         known = self.activations()
         if weights.activation not in known:
             name = getattr(weights.activation, "__name__", str(weights.activation))
@@ -137,15 +133,12 @@ class KernelWeights(ABC):
     def decoder(
         self, decoder: TransformerDecoderBase, projection: Linear | None = None, screens: bool = False
     ) -> AnyTransformer:
-        """Convert a fairseq decoder.
+        """Convert the decoder of a fairseq Transformer; raise Unsupported for one that the kernels do not support.
 
         Args:
-            decoder: decoder of a fairseq Transformer.
+            decoder: of the model.
             projection: vocabulary projection; None for the decoder's own.
             screens: whether best tokens are looked for, without the scores of all others.
-
-        Raises:
-            Unsupported: for a decoder that the kernels do not support.
         """
         convert = partial(self._decoder, decoder, projection, screens)
         return self._shared((decoder, screens), convert) if projection is None else convert()

@@ -36,14 +36,9 @@ class SearchNumbers(TypedDict, total=False):
 
 
 def check_values(values: Mapping[str, Any], kind: Any) -> dict[str, Any]:
-    """Return the values of options with the types of a TypedDict.
+    """Return the values of options that a TypedDict `kind` has, with its types; other names are left out.
 
-    Args:
-        values: name -> value; other names than those of `kind` are left out.
-        kind: the TypedDict.
-
-    Raises:
-        ConfigurationError: for a value of another type or out of its range.
+    Raises ConfigurationError for a value of another type or out of its range.
     """
     try:
         return checked(values, kind)

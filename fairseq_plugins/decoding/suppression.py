@@ -31,12 +31,8 @@ class SuppressedTokens(NamedTuple):
 def suppressed_tokens(options: dict[str, Any], target: Dictionary) -> SuppressedTokens:
     """Return the tokens of the options `suppress_tokens` and `begin_suppress_tokens`.
 
-    Args:
-        options: each a list of tokens, or a string with spaces between; None for none.
-        target: dictionary of the outputs.
-
-    Raises:
-        ConfigurationError: for a token that the dictionary lacks.
+    Each is a list of tokens, or a string with spaces between; None for none. Raises ConfigurationError for a token that
+    the target's dictionary lacks.
     """
     return SuppressedTokens(
         *(_ids(options[name], target, name) for name in ("suppress_tokens", "begin_suppress_tokens"))

@@ -43,9 +43,6 @@ class WeightSnapshot:
 
     A write to `parameter.data` or to its memory outside of an optimizer is missed if it changes none of the numbers
     that are read. Of mapped parameters none is read: that would bring pages of the file into memory.
-
-    Args:
-        models: modules whose weights were read.
     """
 
     def __init__(self, models: Sequence[nn.Module]) -> None:

@@ -146,17 +146,10 @@ def batches(dataset: Any, numbers: Sequence[int], cfg: DictConfig) -> Iterator[l
 
 
 def decode_shards(cfg: DictConfig, subset: str, shard: int | None, count: int, folder: Path, worker: Worker) -> None:
-    """Decode one shard, or this process's share of the unfinished ones.
+    """Decode one shard, or (None) this process's share of the unfinished ones.
 
-    Args:
-        cfg: fairseq's whole configuration.
-        subset: name of the subset.
-        shard: index of the shard to decode; None for this process's share of all.
-        count: number of shards; shard i holds sentences i, i + count, i + 2 * count ...
-        folder: folder of the shards.
-        worker: this process.
-
-    Raises ConfigurationError for shards made from other data or options, and for batches too large for the GPU.
+    Shard i of `count` holds sentences i, i + count, i + 2 * count ... Raises ConfigurationError for shards made from
+    other data or options, and for batches too large for the GPU.
     """
     made_from, shards = origin(cfg, subset), shards_of(folder, subset)
     files = [shards.path(number, count) for number in range(count)]

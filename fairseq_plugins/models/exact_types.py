@@ -33,12 +33,10 @@ _BUILDING = ("__init__", "build_", "upgrade_state_dict", "load_state_dict", "_lo
 
 
 def changed_part(root: nn.Module, classes: Iterable[type[nn.Module]], equivalent: Iterable[Any] = ()) -> str | None:
-    """Return what a module has that does not compute as fairseq's own, or None.
+    """Return what an encoder or decoder has, in any of its modules, that does not compute as fairseq's own, or None.
 
-    Args:
-        root: an encoder or decoder; all modules in it are looked at.
-        classes: classes of fairseq; subclasses may change how they are built.
-        equivalent: methods of subclasses that compute the same.
+    Subclasses of the `classes` of fairseq may change how they are built. Methods of theirs that are `equivalent`
+    compute the same.
     """
     for kind in dict.fromkeys(map(type, root.modules())):
         replaced_method = replaced_in_class(kind)

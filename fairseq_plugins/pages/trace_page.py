@@ -58,10 +58,7 @@ class _Symbols:
 def page(name: str, trace: Trace, sentences: Iterable[TracedSentence]) -> tuple[str, str]:
     """Return the page of the first sentences that a browser can handle, and a note if these are not all, else "".
 
-    Args:
-        name: name of the trace's file.
-        trace: header of the trace.
-        sentences: sentences to show.
+    `name` is that of the trace's file.
     """
     source, target = _Symbols(trace.source_symbols), _Symbols(trace.target_symbols)
     reasons = {reason: number for number, reason in enumerate(sorted(REASONS))}

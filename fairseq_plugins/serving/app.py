@@ -34,13 +34,7 @@ logger = logging.getLogger("spec-dec-serve")
 
 
 class Server:
-    """What the routes share.
-
-    Attributes:
-        registry: the models.
-        settings: limits and keys.
-        metrics: counts.
-    """
+    """What the routes share."""
 
     def __init__(self, models: list[ServedModel], settings: Settings) -> None:
         self.registry, self.settings = Registry(models), settings

@@ -81,11 +81,7 @@ def get_parser() -> CommandParser:
 
 
 def make_models(args: argparse.Namespace) -> list[Any]:
-    """Return the models of a command line, not loaded yet.
-
-    Raises:
-        ConfigurationError: for a wrong name.
-    """
+    """Return the models of a command line, not loaded yet; raise ConfigurationError for a wrong name."""
     from fairseq_plugins.serving.models import ServedModel
 
     options: dict[str, Any] = {**named_values(args.set)}

@@ -197,8 +197,7 @@ class Registry:
     def find(self, source: str | None, target: str) -> ServedModel:
         """Return the model of a pair of languages; without source (or "auto"), the only one of the target.
 
-        Raises:
-            RequestError: if there is none, or more than one.
+        Raises RequestError if there is none, or more than one.
         """
         # Of equal languages the first counts, if it is not broken.
         best_first = sorted(self.models, key=lambda model: model.state == "broken")

@@ -50,14 +50,7 @@ def count(request: Request, results: Iterable[Result]) -> None:
 
 
 class Accounting:
-    """ASGI middleware: answers errors, logs a line for each request, and counts it.
-
-    Args:
-        app: what it wraps.
-        metrics: counts.
-        answer: returns the response to an error.
-        paths: that metrics name; others are "other".
-    """
+    """ASGI middleware: answers errors, logs a line for each request, and counts it; metrics name these `paths` only."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, answer: Answer, paths: frozenset[str]) -> None:
         self.app, self.metrics, self.answer, self.paths = app, metrics, answer, paths
@@ -104,9 +97,7 @@ def _line(scope: Scope, status: int, seconds: float, account: Account) -> str:
 async def until_gone(request: Request, work: Awaitable[T], timeout: float) -> T:
     """Return the result of `work`; cancel it when the client leaves, or after some seconds.
 
-    Raises:
-        Gone: if the client has left.
-        TimeoutError: after `timeout` seconds.
+    Raises Gone if the client has left, and TimeoutError after `timeout` seconds.
     """
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_left(request))

@@ -65,8 +65,7 @@ class TextJob:
     def cut(self, texts: Sequence[str]) -> list[list[Pair]]:
         """Return the sentences of each text, each with the separator after it.
 
-        Raises:
-            RequestError: for more texts or sentences than a request may have, or several with constraints.
+        Raises RequestError for more texts or sentences than a request may have, or several with constraints.
         """
         source, _ = self._languages()
         most = self.model.max_waiting

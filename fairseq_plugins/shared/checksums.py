@@ -13,11 +13,7 @@ _UNLISTED = (SUMS, "README.md")  # the model card is for people, who may edit it
 
 
 def write_sums(folder: Path) -> None:
-    """Write the checksums of all files in a model folder; `sha256sum --check SHA256SUMS` in it reads them.
-
-    Raises:
-        ConfigurationError: if they cannot be written.
-    """
+    """Write the checksums of all files in a model folder; `sha256sum --check SHA256SUMS` in it reads them."""
     files = (file for file in sorted(folder.iterdir()) if file.is_file() and file.name not in _UNLISTED)
     _write(folder, {file.name: sha256_of(file) for file in files})
 
@@ -25,13 +21,8 @@ def write_sums(folder: Path) -> None:
 def check_sums(checkpoints: Iterable[Path], data: Path) -> None:
     """Check the files that loading a model reads against the checksums in their folders, where there are any.
 
-    Args:
-        checkpoints: of verifier and drafter.
-        data: folder of dictionaries, subwords and load.json. All its files that are listed are checked, except
-            checkpoints.
-
-    Raises:
-        ConfigurationError: for a file with other content.
+    These are the checkpoints of verifier and drafter, and all listed files of the folder `data` except checkpoints.
+    Raises ConfigurationError for a file with other content.
     """
     files = [*checkpoints]
     sums = {folder: _read(folder) for folder in {data, *(file.parent for file in files)}}
@@ -45,11 +36,7 @@ def check_sums(checkpoints: Iterable[Path], data: Path) -> None:
 
 
 def forget_sum(file: Path) -> None:
-    """Remove the checksum of a file that is about to be replaced.
-
-    Raises:
-        ConfigurationError: if checksums cannot be read or written.
-    """
+    """Remove the checksum of a file that is about to be replaced."""
     sums = _read(file.parent)
     if sums.pop(file.name, None) is not None:
         _write(file.parent, sums)

@@ -68,10 +68,8 @@ def named_values(items: Sequence[str]) -> dict[str, str]:
 class CommandParser(argparse.ArgumentParser):
     """Show in --help: usage, description, example, required options, then the command's other options.
 
-    Args:
-        example: a command line.
-        inherited: fairseq's parser, whose options are accepted too and shown by --help-all.
-        required: options of `inherited` that are always needed.
+    `inherited` is fairseq's parser, whose options are accepted too and shown by --help-all; those that are always
+    needed are `required`.
     """
 
     def __init__(

@@ -52,16 +52,7 @@ def _tokens(path: str, number: int, line: str) -> list[str]:
 
 
 class DraftFiles:
-    """Files of drafts, each with a line for each sentence.
-
-    Args:
-        paths: of the files.
-        sentences: number of lines that they must have; None for any.
-        of: name of what has as many sentences, for errors.
-
-    Raises:
-        ConfigurationError: as `read_drafts`.
-    """
+    """Files of drafts, each with a line for each sentence; arguments and errors are those of `read_drafts`."""
 
     def __init__(self, paths: Sequence[str], sentences: int | None = None, of: str = "") -> None:
         self._files = {path: read_drafts(path, sentences, of) for path in paths}

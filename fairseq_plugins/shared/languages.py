@@ -11,10 +11,8 @@ def find_languages(folder: Path, given: tuple[str | None, str | None] = (None, N
     """Return source and target language of a folder of dictionaries.
 
     In this order: as `given`; as in the folder's name (`mytext.en-de`) or in those of its binarised files
-    (`test.en-de.en.bin`); `src` and `tgt`.
-
-    Raises:
-        ConfigurationError: if dictionaries are missing or no files, or if no name tells source from target.
+    (`test.en-de.en.bin`); `src` and `tgt`. Raises ConfigurationError if dictionaries are missing or no files, or if no
+    name tells source from target.
     """
     dictionaries = sorted(folder.glob("dict.*.txt"))
     for file in dictionaries:

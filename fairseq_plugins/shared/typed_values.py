@@ -14,15 +14,11 @@ T = TypeVar("T")
 
 
 def parse_json(content: bytes | str, kind: type[T] | Any = Any) -> T:
-    """Return the value of a JSON text.
+    """Return the value of a JSON text; bytes are UTF-8.
 
-    Args:
-        content: the text; bytes are UTF-8.
-        kind: its type, such as a TypedDict, whose other keys are kept out; any type by default.
-
-    Raises:
-        ValueError: in one line, for text that is no JSON (NaN and lone surrogates included), that is nested too
-            deeply, or that has values of other types.
+    `kind` is its type, such as a TypedDict, whose other keys are kept out; any type by default. Raises ValueError, in
+    one line, for text that is no JSON (NaN and lone surrogates included), that is nested too deeply, or that has values
+    of other types.
     """
     try:
         return msgspec.json.decode(content, type=kind)
@@ -31,11 +27,7 @@ def parse_json(content: bytes | str, kind: type[T] | Any = Any) -> T:
 
 
 def read_json(file: Path, kind: type[T] | Any = Any, remedy: str = "copy it again") -> T:
-    """Return the value of a JSON file, as `parse_json`; errors end with the remedy.
-
-    Raises:
-        ConfigurationError: for a file that cannot be read or has other values.
-    """
+    """Return the value of a JSON file, as `parse_json`; raise ConfigurationError with this remedy for other content."""
     content = read_file(file, remedy)
     try:
         return parse_json(content, kind)
@@ -44,10 +36,9 @@ def read_json(file: Path, kind: type[T] | Any = Any, remedy: str = "copy it agai
 
 
 def checked(values: Any, kind: type[T] | Any) -> T:
-    """Return values with the types of `kind`, which is as for `parse_json`; numpy's and torch's numbers are numbers.
+    """Return values with the types of `kind`, as for `parse_json`; raise WrongValue for values of other types.
 
-    Raises:
-        WrongValue: for values of other types.
+    numpy's and torch's numbers are numbers.
     """
     if isinstance(values, Mapping):
         values = {name: _plain(value) for name, value in values.items()}
@@ -60,9 +51,7 @@ def checked(values: Any, kind: type[T] | Any) -> T:
 class WrongValue(ValueError):
     """A value of another type than declared.
 
-    Attributes:
-        name: of the value, in a mapping.
-        remedy: what to give, as "give a whole number of at least 1".
+    `name` is its name in a mapping, and `remedy` what to give, as "give a whole number of at least 1".
     """
 
     def __init__(self, reason: str, kind: Any) -> None:

@@ -76,16 +76,8 @@ def take_shards(
     """Begin this worker's share of the unfinished shards, one after the other; yield what `begin` returns.
 
     A worker prefers shards index, index + num_workers, ..., and takes others if these are finished or held, so that
-    gaps in an array and failed jobs leave no shard. It waits if all others are held.
-
-    Args:
-        worker: this process.
-        count: number of shards.
-        is_finished: returns whether a shard is finished.
-        begin: locks and opens a shard; raises HeldByAnother if another process has it.
-
-    Raises:
-        HeldByAnother: if a shard is held although no other process shares the work.
+    gaps in an array and failed jobs leave no shard. It waits if all others are held. `begin` locks and opens a shard;
+    it raises HeldByAnother if another process has it, and so does this if no other process shares the work.
     """
     order = sorted(range(count), key=lambda shard: (shard - worker.index) % worker.num_workers)
     share, is_waiting = -(-count // worker.num_workers), False

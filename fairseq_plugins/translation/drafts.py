@@ -53,9 +53,7 @@ class DraftSources:
     def tokens(self, lines: Sequence[tuple[int, str]], model: Model) -> list[list[list[str]]]:
         """Return the drafts of lines, or of the sentences in them; each draft as subwords of the target.
 
-        Args:
-            lines: number from 0 and text of each.
-            model: cuts the drafts.
+        A line is its number from 0 and its text.
         """
         drafts_of_lines = [self._files.tokens(number, model.tokenize) for number, _ in lines]
         remembered = [] if self._memory is None else self._memory.drafts([text for _, text in lines])

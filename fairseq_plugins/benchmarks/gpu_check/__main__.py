@@ -64,12 +64,9 @@ CHECKS: tuple[tuple[str, Check], ...] = (
 
 
 def run_checks(env: Environment, checks: Sequence[tuple[str, Check]], command: str) -> list[Outcome]:
-    """Run checks one after the other until the time limit; write the results after each.
+    """Run checks, with their titles, one after the other until the time limit; write the results after each.
 
-    Args:
-        env: device, models and limits.
-        checks: title and check.
-        command: for the page.
+    The page shows the `command`.
     """
     outcomes: list[Outcome] = []
     process, page = CheckProcess(), ""

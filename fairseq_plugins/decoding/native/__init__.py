@@ -17,9 +17,8 @@ from fairseq_plugins.errors import ConfigurationError
 def kernels() -> ModuleType:
     """Return the extension module, with the instruction set of SPEC_DEC_ISA if that is set.
 
-    Raises:
-        Unsupported: if the package was installed without the module.
-        ConfigurationError: for a SPEC_DEC_ISA that this processor does not support.
+    Raises Unsupported if the package was installed without the module, and ConfigurationError for a SPEC_DEC_ISA that
+    this processor does not support.
     """
     try:
         module = importlib.import_module(f"{__name__}._kernels")

@@ -113,9 +113,7 @@ _CGROUP_V1 = _CGROUP / "memory"
 def available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path | None = None) -> float:
     """Return the bytes that are available without swapping; infinity where the system does not tell (not Linux).
 
-    Args:
-        meminfo: Linux' table of the machine's memory.
-        cgroup: folder of the container's limit, version 1 or 2; None for the usual one.
+    `meminfo` is Linux' table of the machine's memory, `cgroup` the folder of the container's limit, version 1 or 2.
     """
     folder = cgroup or (_CGROUP_V1 if _CGROUP_V1.is_dir() else _CGROUP)
     return min(_of_machine(meminfo), _of_container(folder))

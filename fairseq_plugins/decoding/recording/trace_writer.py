@@ -29,11 +29,7 @@ def check_traceable(file: str, spec: MethodSpec, scores_reference: bool, is_one_
 class TraceWriter:
     """Record the iterations of a generator, and write a line for every sentence to a `PartialFile`.
 
-    Args:
-        path: of the trace.
-        source, target: dictionaries.
-        spec: the method.
-        settings: its options, for the header.
+    The header has the `settings`, options of the method.
     """
 
     def __init__(

@@ -29,9 +29,7 @@ def align(
     `full_context_alignment` align by attention to the whole output (Garg et al. 2019).
 
     Args:
-        models: the models that decoded.
-        sample: the batch, of B sentences.
-        hypotheses: of each sentence.
+        models: those that decoded the batch `sample` to these `hypotheses` of each sentence.
         extract: makes an alignment of attention.
         symbols: padding and EOS.
         first_token: first token of every output.

@@ -21,11 +21,7 @@ _REDUCED_PRECISION = (
 
 @contextmanager
 def exact_arithmetic(device: torch.device) -> Iterator[None]:
-    """Turn off TF32, half-precision reductions and cuDNN's attention; without effect on a CPU.
-
-    Args:
-        device: where models and batches are.
-    """
+    """Turn off TF32, half-precision reductions and cuDNN's attention; without effect on a CPU."""
     if device.type != "cuda":
         yield
         return

@@ -19,10 +19,8 @@ def additive_mask(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 class ChainAttention:
     """Attention of T rows for each of B sentences.
 
-    Args:
-        layout: of the step.
-        source_mask: [B, 1, 1, S], True for source tokens that may be read; None for all.
-        dtype: of the hidden states.
+    `source_mask` [B, 1, 1, S] is True for source tokens that may be read; None for all. `dtype` is that of hidden
+    states.
     """
 
     def __init__(self, layout: Chain, source_mask: Tensor | None, dtype: torch.dtype) -> None:

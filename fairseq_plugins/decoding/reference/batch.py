@@ -20,9 +20,6 @@ class Batch:
     A row is a sentence, in beam search a hypothesis.
 
     Args:
-        sample: a fairseq batch.
-        constraints: of this batch.
-        first_token: first token of every output.
         active_sentences: number of sentences decoded at a time, 0 for all.
         beam: hypotheses per sentence; None for greedy search.
         delays_removal: mark rows of ended sentences and remove several at a time. Removal copies all keys and values,

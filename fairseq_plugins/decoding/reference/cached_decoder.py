@@ -41,14 +41,9 @@ SLOT_INCREMENT = 32
 class CachedDecoder:
     """Decode several tokens per call with a KV cache, each sentence from its own length.
 
-    Reads the weights of a fairseq `TransformerDecoder` in eval mode, which still works afterwards. Raises
-    ConfigurationError for a decoder with an unsupported feature.
-
-    Args:
-        decoder: of a fairseq Transformer.
-        engine: runs its layers.
-        vocabulary: ids [N] of the tokens that `project` scores, None for all.
-        beam: cache rows of each sentence, for steps with a `BeamLayout`.
+    Reads the weights of a fairseq `TransformerDecoder` in eval mode, which still works afterwards; `project` scores the
+    tokens `vocabulary` [N], None for all, and each sentence has `beam` rows of the cache, for steps with a
+    `BeamLayout`. Raises ConfigurationError for a decoder with an unsupported feature.
     """
 
     def __init__(

@@ -62,11 +62,9 @@ class FusedEncoder:
         }
 
     def _encode(self, tokens: Tensor, assume_padding: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Return states [B, S, D], padding [B, S] and embeddings [B, S, D] of tokens [B, S].
+        """Return states [B, S, D], padding [B, S] and embeddings [B, S, D] of source tokens [B, S].
 
-        Args:
-            tokens: of the sources.
-            assume_padding: do not look for padding, and mask it as if there were some.
+        With `assume_padding` do not look for padding, and mask it as if there were some.
         """
         encoder = self.encoder
         padding = tokens == encoder.padding_idx

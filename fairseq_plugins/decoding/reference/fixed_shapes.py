@@ -142,10 +142,8 @@ def _attend(query: Tensor, key_value: Tensor, hidden: Tensor) -> Tensor:
 class FixedAttention:
     """Batch-invariant variant of `ChainAttention`.
 
-    Args:
-        layout: of the step.
-        source_mask: [B, 1, 1, S], True for source tokens that may be read, padding last; None for all.
-        source_length: S.
+    `source_mask` [B, 1, 1, S] is True for source tokens that may be read, padding last; None for all of
+    `source_length`.
     """
 
     def __init__(self, layout: Chain, source_mask: Tensor | None, source_length: int) -> None:

@@ -23,9 +23,7 @@ class MaskTable(Protocol):
 class MaskEmbeddings:
     """Cache of the mask embeddings of a batch, which depend on positions and sources, not on the output.
 
-    Args:
-        decoder: decoder of the drafter.
-        batch_invariant: whether those of a sentence must not depend on the others, to the last bit.
+    If `batch_invariant` those of a sentence do not depend on the others, to the last bit.
     """
 
     def __init__(self, decoder: BlockNatDecoder, batch_invariant: bool = False) -> None:

@@ -30,11 +30,7 @@ class Sampling:
     def noise(self, keys: Tensor, positions: Tensor, vocabulary: int, ids: Tensor | None = None) -> Tensor:
         """Return the noise [B, T, N] of the tokens `ids` [N] of a vocabulary, of all of them by default.
 
-        Args:
-            keys: [B, 4], of the rows: see `noise_keys`.
-            positions: [B, T], in the outputs.
-            vocabulary: V.
-            ids: tokens.
+        `keys` [B, 4] are those of `noise_keys`; `positions` [B, T] are in the outputs.
         """
         values = noise(keys, positions, vocabulary)
         return values if ids is None else values[..., ids]
@@ -70,10 +66,7 @@ class Sampling:
 def with_samples(sample: dict[str, Any], count: int, seed: int) -> dict[str, Any]:
     """Return a fairseq batch with each sentence `count` times in a row, and the keys of their noise, `noise_keys`.
 
-    Args:
-        sample: the batch.
-        count: outputs to draw for each sentence.
-        seed: of the noise, which also depends on the number of a sentence: `numbers`, else `id`, else its place.
+    The noise depends on the seed and on the number of a sentence: `numbers`, else `id`, else its place.
     """
     size = len(sample["net_input"]["src_tokens"])
     device = sample["net_input"]["src_tokens"].device

@@ -12,19 +12,13 @@ class Drafter:
     """Guesses the next tokens from the state of a batch. The other methods are for drafters that keep a state."""
 
     def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
-        """Begin a batch.
-
-        Args:
-            sample: a fairseq batch with `net_input`.
-            encoder_out: output of the (first) verifier's encoder, None without a verifier.
-        """
+        """Begin a fairseq batch; `encoder_out` is that of the (first) verifier's encoder, None without a verifier."""
 
     def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         """Append admitted sentences, which have no tokens yet, after the active ones: see `--active-sentences`.
 
-        Args:
-            sample: the admitted sentences; their padded length may differ from that of the active ones.
-            encoder_out: as for `start`, of the admitted sentences.
+        Their padded length may differ from that of the active ones. Arguments as for `start`, of the admitted
+        sentences.
         """
 
     def draft(self, state: DecodingState) -> Draft:

@@ -132,9 +132,7 @@ def endings(text: Tensor, max_match: int) -> Tensor:
 def suffix_match(text_endings: Tensor, output: Tensor, lengths: Tensor) -> Tensor:
     """Return how many tokens [B, N] up to every position of a text equal the last tokens of the output.
 
-    Args:
-        text_endings: `endings` of the text, whose negative ids match nothing.
-        output: [B, M], decoded tokens; token `lengths` [B] is the last one.
+    Negative ids in the `endings` of the text match nothing. Token `lengths` [B] of the output [B, M] is the last one.
     """
     depth = min(text_endings.size(2), output.size(1) + 1)
     columns = lengths[:, None] + torch.arange(depth - 1, -1, -1, device=output.device)

@@ -33,12 +33,6 @@ class FeatureDrafter(Drafter):
     One pass over the last token and k - 1 masks, through a shallow stack. The prefix is represented by keys and values
     projected from the verifier's states, which the last verification computed anyway (as in DFlash, arXiv 2602.06036,
     for decoder-only models). They are written once, when a token is accepted. The newest state is added to the input.
-
-    Args:
-        model: the drafter.
-        block_size: tokens per draft, k.
-        engine: runs its layers.
-        options: contents of a draft.
     """
 
     def __init__(self, model: BlockNat, block_size: int, engine: Engine, options: DraftOptions = PLAIN_DRAFT) -> None:

@@ -16,13 +16,7 @@ from fairseq_plugins.decoding.reference.state import Draft
 
 
 class MaskedDecoder:
-    """The decoder of a `block_nat` with cache and mask embeddings.
-
-    Args:
-        cached: runs the model.
-        block_size: most tokens per draft, k.
-        options: contents of a draft.
-    """
+    """The decoder of a `block_nat` with cache and mask embeddings, for drafts of at most `block_size` tokens, k."""
 
     def __init__(self, cached: CachedDecoder, block_size: int, options: DraftOptions) -> None:
         self.model, self.cached, self.block_size = cached.decoder, cached, block_size

@@ -20,14 +20,8 @@ class NatDrafter(Drafter):
     """Draft `block_size` tokens with a `block_nat` model (GAD section 3.1, SpecDec section 3.1).
 
     With prefix-causal attention the drafter caches accepted tokens: an iteration runs the newly emitted tokens and the
-    masks only. With full attention every iteration runs the whole prefix.
-
-    Args:
-        model: the drafter.
-        block_size: tokens per draft, k.
-        engine: runs its layers.
-        options: what a draft contains.
-        without_verifier: the drafter decodes alone; no verifier adds a token after the draft.
+    masks only. With full attention every iteration runs the whole prefix. `without_verifier` it decodes alone, and no
+    verifier adds a token after the draft.
     """
 
     def __init__(

@@ -25,10 +25,9 @@ class Search(Protocol):
 
 
 class GreedySearch:
-    """Keeps one hypothesis per sentence: emits the longest accepted prefix of the draft and the verifier's next token.
+    """Keeps one hypothesis per sentence.
 
-    Args:
-        rule: the acceptance rule for drafted tokens.
+    Emits the longest accepted prefix of the draft and the verifier's next token.
     """
 
     def __init__(self, rule: Rule = exact) -> None:

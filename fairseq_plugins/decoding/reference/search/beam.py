@@ -17,9 +17,6 @@ class BeamSearch:
     Candidates among the best `size` that end with EOS are outputs; the best `size` of the others continue. A sentence
     is finished when it has `size` outputs, or at the last step that `--max-len-a/b` allow. The generator sorts outputs
     by normalised score.
-
-    Args:
-        size: hypotheses per sentence.
     """
 
     def __init__(self, size: int) -> None:

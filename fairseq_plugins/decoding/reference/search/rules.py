@@ -17,12 +17,7 @@ Rule = Callable[[Draft, Verification], Tensor]
 
 
 def accepted_prefix(acceptable: Tensor, num_drafted: Tensor | None) -> Tensor:
-    """Return the length [B] of the longest prefix of acceptable tokens.
-
-    Args:
-        acceptable: [B, K] booleans.
-        num_drafted: [B], number of drafted columns, None for all.
-    """
+    """Return the length [B] of the longest prefix of `acceptable` [B, K] tokens; `num_drafted` [B] as in `Draft`."""
     if num_drafted is not None:
         columns = torch.arange(acceptable.size(1), device=acceptable.device)
         acceptable = acceptable & (columns < num_drafted[:, None])
@@ -65,11 +60,9 @@ class TopBeta:
 
 
 def within_distance(epsilon: float, values: Tensor) -> Rule:
-    """Accept numbers at most epsilon away from the verifier's top-1 (Stern et al. 2018, section 5.2).
+    """Accept numbers at most epsilon away from the verifier's top-1, |u - v| (Stern et al. 2018, section 5.2).
 
-    Args:
-        epsilon: largest accepted difference |u - v|.
-        values: [V], the number that each symbol stands for, NaN for symbols that are not numbers.
+    `values` [V] has the number that each symbol stands for, NaN for symbols that are not numbers.
     """
 
     def rule(draft: Draft, verification: Verification) -> Tensor:

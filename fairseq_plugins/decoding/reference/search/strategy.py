@@ -27,9 +27,8 @@ OPTIONS: dict[type[Search], str] = {
 class SearchStrategy:
     """A search of `fairseq.search` for the sentences of a batch, and the language model of `--lm-path`.
 
-    Args:
-        search: None for plain beam search.
-        lm_model, lm_weight: those of fairseq's generator; None for no language model.
+    `search` is None for plain beam search, `lm_model` for no language model; it and its weight are fairseq's
+    generator's.
     """
 
     def __init__(self, search: Search | None, lm_model: Any = None, lm_weight: float = 1.0) -> None:
