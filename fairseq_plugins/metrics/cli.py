@@ -36,12 +36,13 @@ def load(args: argparse.Namespace) -> Sample:
     references = [_reference(file, hypotheses) for file in args.references or []]
     if not references:
         if not hypotheses.references:
-            problem = f"missing, and {args.hypotheses} has no T- lines to take them from"
+            problem = f"missing, and {args.hypotheses} has {hypotheses.lacks('T')}"
             raise ConfigurationError("--references", None, problem, "add {--references FILE}")
         references = [aligned(hypotheses, hypotheses.references, hypotheses, "--hypotheses")]
     if args.source is not None:
         source = read_text(args.source, "--source")
-        sources = aligned(source, source.sources if source.generated else source.hypotheses, hypotheses, "--source")
+        found = _lines_of(source, "S", source.sources, "--source")
+        sources = aligned(source, found, hypotheses, "--source")
     elif hypotheses.sources:
         sources = aligned(hypotheses, hypotheses.sources, hypotheses, "--hypotheses")
     else:
@@ -62,10 +63,14 @@ def load(args: argparse.Namespace) -> Sample:
 
 def _reference(file: str, hypotheses: Text) -> list[str]:
     text = read_text(file, "--references")
-    if text.generated and not text.references:
-        problem = "generate output without T- lines"
-        raise ConfigurationError("--references", file, problem, "give the references as text")
-    return aligned(text, text.references if text.generated else text.hypotheses, hypotheses, "--references")
+    return aligned(text, _lines_of(text, "T", text.references, "--references"), hypotheses, "--references")
+
+
+def _lines_of(text: Text, kind: str, sentences: dict[int, str], option: str) -> dict[int, str]:
+    """Return the S- or T- lines of generate output, or all lines of a plain text."""
+    if text.generated and not sentences:
+        raise ConfigurationError(option, text.file, f"generate output with {text.lacks(kind)}", "give plain text")
+    return sentences if text.generated else text.hypotheses
 
 
 def warn_of_subwords(text: Text) -> None:

@@ -23,6 +23,13 @@ class Text:
     sources: dict[int, str] = field(default_factory=dict)  # S- lines of generate output
     references: dict[int, str] = field(default_factory=dict)  # T- lines of generate output
     generated: bool = False  # whether the file is generate output
+    detokenized: bool = False  # whether only the D- lines are text; S- and T- lines are then left out
+
+    def lacks(self, kind: str) -> str:
+        """Return why there are no sources ("S") or references ("T")."""
+        if self.detokenized:
+            return f"{kind}- lines in tokens or subwords, unlike its D- lines"
+        return f"no {kind}- lines"
 
 
 def read_lines(file: str, option: str) -> list[str]:
@@ -47,7 +54,8 @@ def read_lines(file: str, option: str) -> list[str]:
 def read_text(file: str, option: str) -> Text:
     """Read plain text or generate output; `option` named the file.
 
-    In generate output D- lines are preferred to H- lines; of several hypotheses (`--nbest`) the first is taken.
+    In generate output D- lines are preferred to H- lines; of several hypotheses (`--nbest`) the first is taken. fairseq
+    detokenises D- lines only: where they differ from H- lines, sources and references are not comparable.
     Raises ConfigurationError if the file cannot be read, is empty, or is incomplete generate output.
     """
     lines = read_lines(file, option)
@@ -68,7 +76,10 @@ def read_text(file: str, option: str) -> Text:
         problem = f"generate output that broke off (sentence {missing[0]} has no hypothesis)"
         raise ConfigurationError(option, file, problem, "run fairseq-generate again")
     in_order = {kind: dict(sorted(sentences.items())) for kind, sentences in by_kind.items()}
-    return Text(file, in_order["D"] or in_order["H"], in_order["S"], in_order["T"], generated=True)
+    hypotheses = in_order["D"] or in_order["H"]
+    if any(hypotheses[number] != line for number, line in in_order["H"].items()):
+        return Text(file, hypotheses, generated=True, detokenized=True)
+    return Text(file, hypotheses, in_order["S"], in_order["T"], generated=True)
 
 
 def pick(text: Text, sentences: dict[int, str], numbers: Sequence[int], option: str) -> list[str]:

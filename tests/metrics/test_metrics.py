@@ -58,7 +58,7 @@ def files(tmp_path: Path) -> SimpleNamespace:
     written = {name: write(tmp_path / f"{name}.txt", lines) for name, lines in texts.items()}
     # fairseq-generate prints sentences in the order of their length.
     blocks = [
-        f"S-{n}\t{SOURCE[n]}\nT-{n}\t{REFERENCE[n]}\nH-{n}\t-0.5\t@@ {n}\nD-{n}\t-0.5\t{HYPOTHESIS[n]}\nP-{n}\t-0.5"
+        f"S-{n}\t{SOURCE[n]}\nT-{n}\t{REFERENCE[n]}\nH-{n}\t-0.5\t{HYPOTHESIS[n]}\nD-{n}\t-0.5\t{HYPOTHESIS[n]}\nP-{n}\t-0.5"
         for n in (3, 0, 4, 1, 2)
     ]
     lines = ["2026-01-01 | INFO | loading", *blocks, "Generate valid: BLEU4 = 1"]
@@ -263,6 +263,26 @@ def test_generate_output(files: SimpleNamespace, capsys: pytest.CaptureFixture[s
     assert "Identical to the baseline: 5 of 5" in capsys.readouterr().out
 
 
+def test_detokenised_output_is_not_compared_with_tokens(
+    files: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With `--tokenizer` or `--bpe` fairseq prints D- lines as text, but S-, T- and H- lines in tokens or subwords."""
+    tokens = "Jameson &apos;s dog is n&apos;t &quot; big &quot; ."
+    lines = [f"S-0\t{tokens}", f"T-0\t{tokens}", f"H-0\t-0.5\t{tokens}", "D-0\t-0.5\tJameson's dog isn't \"big\"."]
+    output, plain = write(files.folder / "moses.out", lines), write(files.folder / "plain", [lines[3].split("\t")[2]])
+    unlike = "lines in tokens or subwords, unlike its D- lines; "
+    for arguments, message in (
+        ([], f"--references: missing, and {output} has T- {unlike}add --references FILE"),
+        (["--references", output], f"--references {output}: generate output with T- {unlike}give plain text"),
+        (["--references", plain, "--source", output], f"--source {output}: generate output with S- {unlike}"),
+        (["--references", plain, "--metrics", "sari"], "SARI: for rewriting, compares with the source; add --source"),
+    ):
+        assert cli.main(["--hypotheses", output, *arguments]) == 2
+        assert message in capsys.readouterr().err
+    _run("--hypotheses", output, "--references", plain, "--source", plain, "--metrics", "bleu,sacrebleu")
+    assert _values(capsys.readouterr().out) == {"BLEU, tokenised": "100.00", "sacreBLEU": "100.00"}
+
+
 def test_incomplete_generate_output(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     """Sentences that fairseq skipped are left out of the references; subwords are noticed."""
     blocks = Path(files.generated).read_text(encoding="utf-8").splitlines()
@@ -295,8 +315,8 @@ def test_errors(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> N
         ([*hypotheses, *references, "--metrics", "bleu,none"], "--metrics none: no such value; choose from bleu, "),
         ([*hypotheses, *references, "--metrics", "sari"], "SARI: for rewriting, compares with the source; add "),
         (["--hypotheses", f"{folder}/broken.out"], "broken.out: generate output that broke off (sentence 0 has no "),
-        (["--hypotheses", f"{folder}/targetless.out"], "has no T- lines to take them from; add --references FILE"),
-        ([*hypotheses, "--references", f"{folder}/targetless.out"], "generate output without T- lines; "),
+        (["--hypotheses", f"{folder}/targetless.out"], "targetless.out has no T- lines; add --references FILE"),
+        ([*hypotheses, "--references", f"{folder}/targetless.out"], "generate output with no T- lines; "),
         (["--hypotheses", files.generated, "--references", f"{folder}/short.txt"], "has no sentence 1 (1 "),
         ([*hypotheses, *references, "--json", f"{folder}/short.txt/x"], "short.txt is a file; give a folder"),
     ):
