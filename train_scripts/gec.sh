@@ -29,7 +29,7 @@ metric_options="--metrics f0.5,bleu,sacrebleu --source data-bin/$NAME/raw/test.$
 
 case $MODEL in
     big)
-        SUBWORDS=moses
+        : "${SUBWORDS:=bpe}" # not moses, to which src and tgt are no languages: it would break "it's" apart
         : "${VOCABULARY:=32000}" # section 4.1
         # Table 11 searches learning rates from 3e-4 to 5e-4 and dropout from 0.3 to 0.5.
         verifier_options="--task translation --arch transformer_vaswani_wmt_en_de_big --share-all-embeddings --optimizer adam

@@ -30,7 +30,7 @@ from train_scripts.runner.stages import (
     stage,
     write_anew,
 )
-from train_scripts.runner.text import TOOL, binarise, call_recipe, find_sets, further_references, make_text
+from train_scripts.runner.text import TOOL, binarise, call_recipe, find_sets, make_text, numbered_references
 from train_scripts.runner.training import remove_numbered, to_average, train
 
 TITLES = {"blockwise": "blockwise heads", "reverse": "model of the other direction"}
@@ -307,7 +307,7 @@ class Recipe:
         found = recommended(self.results / "sweep/sweep.json")
         rows |= {name: f"{options} {drafter}" for name, options in found.items()}
         rows |= {name: f"--decoder {name}" for name in s.decoders.split()}
-        references = further_references(self.sets.get("test", self.raw / "test"), s.tgt) or [s.tgt]
+        references = numbered_references(self.sets.get("test", self.raw / "test"), s.tgt) or [s.tgt]
         compared = f"--references {' '.join(f'{self.raw}/test.{ending}' for ending in references)}"
         write_anew(part)
         run(f"mkdir -p {part}")

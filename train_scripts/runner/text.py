@@ -50,15 +50,15 @@ def find_sets(s: Settings) -> dict[str, Path]:
         if name == "valid" and lines[0] < BATCH:
             remedy = f"give at least {BATCH}, or hold out sentences of the training set (HOLD_OUT=30)"
             raise RecipeError(f"{source}: fairseq cannot validate on {lines[0]} lines; {remedy}")
-        for ending in further_references(prefix, s.tgt) if name == "test" else ():
+        for ending in numbered_references(prefix, s.tgt) if name == "test" else ():
             reference = Path(f"{prefix}.{ending}")
             if (count := count_lines(reference)) != lines[0]:
                 raise RecipeError(f"{source} has {lines[0]} lines but {reference} has {count}; give one for each")
     return sets
 
 
-def further_references(test: Path, language: str) -> list[str]:
-    """Return what follows the prefix of a test set in the names of its further references: tgt.0, tgt.1 ..."""
+def numbered_references(test: Path, language: str) -> list[str]:
+    """Return what follows the prefix of a test set in the names of its references: tgt.0, tgt.1 ...; empty if one."""
     files = test.parent.glob(f"{glob.escape(test.name)}.{language}.[0-9]*")
     return sorted(file.name.removeprefix(f"{test.name}.") for file in files)
 
@@ -112,7 +112,7 @@ def make_text(s: Settings, raw: Path, sets: dict[str, Path]) -> None:
         cut = {"train": "whole"} if s.HOLD_OUT else {}
         cut |= {"test": "all"} if s.TEST_SENTENCES else {}
         copies = {prefix: part / cut.get(name, name) for name, prefix in sets.items()}
-        more = further_references(sets["test"], s.tgt)
+        more = numbered_references(sets["test"], s.tgt)
         endings = {prefix: [*languages, *(more if name == "test" else ())] for name, prefix in sets.items()}
         files = [f"{file}.{ending}" for pair in copies.items() for ending in endings[pair[0]] for file in pair]
         run(f"{TOOL} clean-lines {shlex.join(files)}")
