@@ -223,7 +223,8 @@ def test_dry_run_prints_every_command_and_does_nothing(checkout: Path, recipe: s
         if not variables and recipe in ("cnn_dm", "gec", "ua_gec", "simplification"):
             continue  # their text cannot be downloaded
         name = {"NAME": "wmt16.ro-en"} if recipe == "wmt16" else {}
-        result = run(checkout, recipe, "--dry-run", GPUS="8", TEST="test", **variables, **name)
+        # LANGUAGE is for translated messages (GNU gettext), not for us.
+        result = run(checkout, recipe, "--dry-run", GPUS="8", TEST="test", LANGUAGE="fr_CA:fr", **variables, **name)
         assert result.returncode == 0, result.stderr
         for command in (
             "fairseq-preprocess ", "torchrun --standalone --nproc-per-node 8 --no-python fairseq-train ",
@@ -235,6 +236,7 @@ def test_dry_run_prints_every_command_and_does_nothing(checkout: Path, recipe: s
         assert ("curl " in result.stdout) == (not variables or recipe == "cnn_dm")
         # Of a language that it does not know Moses breaks apostrophes apart and cannot undo this.
         assert set(re.findall(r"sacremoses .*--language (\w+)", result.stdout)) <= {"en", "de", "ro"}
+        assert set(re.findall(r"--lang (\S+)", result.stdout)) < {"en", "de", "uk"}
     assert files_in(checkout) == before
 
 

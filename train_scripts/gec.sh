@@ -3,6 +3,7 @@
 #
 #   DATA=folder train_scripts/gec.sh                   Transformer-big; train.src, train.tgt, valid.*, test.*, a sentence a line
 #   DATA=folder MODEL=bart train_scripts/gec.sh        12+2: BART-large with two of its decoder layers
+#   DATA=folder LANGUAGE_OF_TARGET=zh train_scripts/gec.sh     scores for another language than English
 #
 # DATA is required: the owners of Lang-8, NUCLE, FCE and W&I+LOCNESS provide them on request. The papers score with M2
 # (F0.5), which is not part of this project: run its scripts on the text of results/NAME/test. We report the edit F0.5 of
@@ -16,7 +17,8 @@ source train_scripts/downloads.sh
 
 : "${MODEL:=big}"
 : "${NAME:=gec.$MODEL}"
-src=src tgt=tgt LANGUAGE_OF_TARGET=${LANGUAGE:-en}
+: "${LANGUAGE_OF_TARGET:=en}"
+src=src tgt=tgt
 licence="that of the corpora in DATA"
 
 # Aggressive Decoding Table 11, training from scratch: 5120 tokens x 4 x 4 GPUs, 60 epochs.

@@ -44,7 +44,7 @@ trap 'pkill -TERM -P $$ 2>/dev/null || true' EXIT
 # quoted as in a shell, of every command (task_options), of trainings, of decoding by the teacher (distil_options) and on
 # the validation and test sets (search_options); options of spec-dec-metrics; further decoders to test; the licence of the
 # data; the origin of the text (its default: DATA), with which alone a NAME is continued; and the stages, if not all.
-src='' tgt='' LANGUAGE_OF_TARGET='' licence=unknown origin='' recipe_stages='' decoders='' task_options='' distil_options=''
+src='' tgt='' licence=unknown origin='' recipe_stages='' decoders='' task_options='' distil_options=''
 search_options='' metric_options='' teacher_options='' verifier_options='' drafter_training='' blockwise_training=''
 export src tgt LANGUAGE_OF_TARGET licence origin recipe_stages decoders task_options distil_options search_options metric_options \
     teacher_options verifier_options drafter_training blockwise_training SUBWORDS ACTIVATION TEACHERS
