@@ -1,7 +1,7 @@
 """Decode shards of a subset with a teacher, or an ensemble of them, in large batches of similar length."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -128,6 +128,19 @@ def origin(cfg: DictConfig, subset: str) -> dict[str, Any]:
     return depends_on
 
 
+def repetitions(dataset: Any, numbers: Sequence[int], cfg: DictConfig) -> dict[int, list[int]]:
+    """Return the first of the sentences with the same source, and all of them: a text may have several translations.
+
+    Samples and prefixes of the target side differ, also for the same source.
+    """
+    if cfg.generation.sampling or cfg.generation.prefix_size:
+        return {number: [number] for number in numbers}
+    by_source: dict[bytes, list[int]] = {}
+    for number in numbers:
+        by_source.setdefault(dataset.src[number].numpy().tobytes(), []).append(number)
+    return {same[0]: same for same in by_source.values()}
+
+
 def batches(dataset: Any, numbers: Sequence[int], cfg: DictConfig) -> Iterator[list[int]]:
     """Yield batches of similar length, longest first, so that a batch that exceeds memory fails at the start.
 
@@ -193,8 +206,9 @@ def _decode_shard(teacher: Teacher, dataset: Any, numbers: Sequence[int], writer
             left.append(number)
     if not left:
         return
+    same = repetitions(dataset, left, teacher.cfg)
     with progress_bar(len(numbers), initial=len(numbers) - len(left), desc=name) as bar:
-        for batch in batches(dataset, left, teacher.cfg):
+        for batch in batches(dataset, list(same), teacher.cfg):
             try:
                 sentences = teacher.decode(dataset, batch)
             except torch.cuda.OutOfMemoryError as error:
@@ -204,5 +218,6 @@ def _decode_shard(teacher: Teacher, dataset: Any, numbers: Sequence[int], writer
                     f"out of GPU memory with {len(batch)} sentences of at most {max(dataset.src_sizes[batch])} tokens",
                     "lower {--max-tokens} or {--batch-size} and run the same command again: what is finished is kept",
                 ) from error
-            writer.write("".join(map(str, sentences)))
-            bar.update(len(batch))
+            lines = [str(replace(found, number=number)) for found in sentences for number in same[found.number]]
+            writer.write("".join(lines))
+            bar.update(len(lines))

@@ -7,12 +7,14 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import load_indexed_dataset
 
 from fairseq_plugins.distillation import cli
+from fairseq_plugins.distillation.decode import Teacher
 from fairseq_plugins.distillation.merge import filter_pairs
 from fairseq_plugins.distillation.shards import TOO_LONG, TeacherSentence, read_sentences, shards_of
 from fairseq_plugins.shared.files import HeldByAnother
@@ -72,6 +74,27 @@ def test_translations_are_those_of_fairseq_generate(corpus: Corpus, tmp_path: Pa
     # fairseq-generate prints logarithms to base 2.
     theirs = {int(number): float(score) * math.log(2) for number, score, _ in rows}
     assert ours == pytest.approx(theirs, abs=1e-3)
+
+
+@pytest.mark.parametrize("prefixes", [False, True])
+def test_repeated_sources_are_decoded_once(
+    corpus: Corpus, greedy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefixes: bool
+) -> None:
+    """A text with several translations of a sentence repeats it; prefixes of these may differ."""
+    decoded: list[int] = []
+
+    def record(teacher: Teacher, dataset: Any, numbers: Sequence[int]) -> list[TeacherSentence]:
+        decoded.extend(numbers)
+        return original(teacher, dataset, numbers)
+
+    original = Teacher.decode
+    monkeypatch.setattr(Teacher, "decode", record)
+    decode(corpus, tmp_path, "--decoder", "greedy", "--num-shards", "1", *(["--prefix-size", "1"] if prefixes else []))
+    different = {tuple(line) for line in _ids(corpus.data, "train", "src")}
+    assert 1 < len(different) < TRAIN
+    assert len(decoded) == (TRAIN if prefixes else len(different))
+    found = texts(sentences(tmp_path))
+    assert prefixes or found == texts(sentences(greedy))
 
 
 def test_samples_depend_on_the_seed_alone(corpus: Corpus, tmp_path: Path) -> None:
