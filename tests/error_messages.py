@@ -20,11 +20,13 @@ def messages() -> Iterator[tuple[str, ConfigurationError]]:
         for node in sorted(nodes, key=lambda node: node.lineno):
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("problem", "remedy"):
                 texts[ast.unparse(node.targets[0])] = node.value
+            if isinstance(node, ast.AugAssign) and ast.unparse(node.target) in ("problem", "remedy"):
+                texts[ast.unparse(node.target)] = ast.JoinedStr([texts[ast.unparse(node.target)], node.value])
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "ConfigurationError":
                 parts = [_text(texts.get(ast.unparse(part), part)) for part in node.args]
                 if isinstance(node.args[0], ast.Starred):  # option and value
                     parts.insert(1, None)
-                named = {given.arg: _text(given.value) for given in node.keywords}
+                named = {given.arg: _text(texts.get(ast.unparse(given.value), given.value)) for given in node.keywords}
                 yield f"{file.relative_to(PACKAGE.parent)}:{node.lineno}", ConfigurationError(*parts, **named)
 
 

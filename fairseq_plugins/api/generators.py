@@ -101,10 +101,9 @@ class Generators:
         found = suppressed_tokens(options, target)
         if self._spec.build is None:
             check_end(found.everywhere, target.eos())
-        if found.at_beginning and self._spec.build is None:
-            raise ConfigurationError(
-                "--begin-suppress-tokens", None, "is not for fairseq's own search", "use {--decoder fast-beam}"
-            )
+            if found.at_beginning:
+                problem = "is not for fairseq's own search"
+                raise ConfigurationError("--begin-suppress-tokens", None, problem, "use {--decoder fast-beam}")
         return found
 
     def _constraints(self, order: str | None, is_constrained: bool, samples: bool) -> str | None:

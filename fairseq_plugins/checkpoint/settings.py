@@ -62,9 +62,8 @@ def check_settings(
     declared = _declared(model_name(model_cfg), source, allowed)
     values = _items(model_cfg)
     if values is None:
-        raise ConfigurationError(
-            *source, f"its settings are a {type(model_cfg).__name__}", remedy="give another checkpoint"
-        )
+        problem = f"its settings are a {type(model_cfg).__name__}"
+        raise ConfigurationError(*source, problem, "give another checkpoint")
     hidden = [name for name in _FILES_OF_TRAINING if values.get(name) is not None]
     for name, value in values.items():
         option = declared.get(name)
@@ -111,12 +110,9 @@ def _declared(name: str, source: tuple[str, str | None], allowed: Sequence[str])
         raise ConfigurationError(*source, f"unknown model {name[:50]!r}", "pass the {--user-dir} that defines it")
     is_fairseqs = model_class.__module__.partition(".")[0] == "fairseq"
     if is_fairseqs and model_class not in [MODEL_REGISTRY[model] for model in allowed]:
-        raise ConfigurationError(
-            *source,
-            f"holds a {model_class.__name__} ({name}), which is not decoded here: fairseq may run code from the "
-            "settings of such a file, or load other files",
-            "if you trust it, use fairseq without this plugin",
-        )
+        problem = f"holds a {model_class.__name__} ({name}), which is not decoded here: fairseq may run code from the "
+        problem += "settings of such a file, or load other files"
+        raise ConfigurationError(*source, problem, "if you trust it, use fairseq without this plugin")
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     model_class.add_args(parser)
     return {action.dest: action for action in parser._actions}

@@ -34,13 +34,9 @@ def check_subwords(folder: Path, source: Path, symbols: Sequence[str]) -> None:
     ]
     unknown = sum(piece not in known for piece in pieces)
     if unknown > _MOST_UNKNOWN * len(pieces):
-        raise ConfigurationError(
-            None,
-            source,
-            f"{unknown} of the {len(pieces)} pieces of its sentencepiece model are not in its vocabulary, so text "
-            "would be unknown words",
-            "give the sentencepiece model that it was trained with",
-        )
+        problem = f"{unknown} of the {len(pieces)} pieces of its sentencepiece model are not in its vocabulary, so "
+        problem += "text would be unknown words"
+        raise ConfigurationError(None, source, problem, "give the sentencepiece model that it was trained with")
 
 
 def check_decodes(folder: Path, source: Path, symbols: Sequence[str]) -> None:

@@ -79,11 +79,8 @@ def _settings_of(config: Config, vocabulary: Vocabulary, ignored: Collection[str
             if match is not None:
                 languages[match[1] or symbol] = symbol
         if not languages:
-            raise ConfigurationError(
-                None,
-                config.file.parent,
-                "has no language tokens (__de__, deu_Latn or de_DE), with which sources and outputs of a "
-                f"{config['model_type']} model begin",
-                "save its tokenizer into it with save_pretrained",
-            )
+            problem = "has no language tokens (__de__, deu_Latn or de_DE), with which sources and outputs of a "
+            problem += f"{config['model_type']} model begin"
+            remedy = "save its tokenizer into it with save_pretrained"
+            raise ConfigurationError(None, config.file.parent, problem, remedy)
     return LoadSettings(languages, options)

@@ -119,9 +119,8 @@ class Config:
         for side in ("encoder", "decoder"):
             heads = self[f"{side}_attention_heads"]
             if self["d_model"] % heads != 0:
-                raise ConfigurationError(
-                    None, self.file, f"d_model {self['d_model']} has no {heads} equal heads", "copy it again"
-                )
+                problem = f"d_model {self['d_model']} has no {heads} equal heads"
+                raise ConfigurationError(None, self.file, problem, "copy it again")
         pad, start = self["pad_token_id"], self["decoder_start_token_id"]
         if not self.family.stored_positions and (pad != 1 or start == pad):
             # Hugging Face's sinusoids begin after the padding's id, and a padding has none; fairseq's begin after 1.
@@ -129,13 +128,8 @@ class Config:
             remedy = "models are converted whose pad_token_id is 1, and their decoder_start_token_id another"
             raise ConfigurationError(None, self.file, problem, remedy)
         if self["model_type"] == "mbart" and self.is_untied:
-            raise ConfigurationError(
-                None,
-                self.file,
-                f"decoder_start_token_id {self['decoder_start_token_id']} is mBART-25's, whose sources end in a "
-                "language",
-                "of mBART, mBART-50 is converted",
-            )
+            problem = f"decoder_start_token_id {start} is mBART-25's, whose sources end in a language"
+            raise ConfigurationError(None, self.file, problem, "of mBART, mBART-50 is converted")
 
     def fairseq_options(self, has_bias: bool) -> Namespace:
         """Return the options of the fairseq model, whose vocabulary projection may have a bias."""

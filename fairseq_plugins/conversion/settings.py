@@ -73,19 +73,13 @@ class LoadSettings:
         Raises ConfigurationError for a language that is missing or unknown.
         """
         options = {}
-        for language, name, option in (
-            ("--source-lang", source, "source_first_token"),
-            ("--target-lang", target, "forced_first_token"),
-        ):
+        sides = ("--source-lang", source, "source_first_token"), ("--target-lang", target, "forced_first_token")
+        for language, name, option in sides:
             if name not in self.languages:
                 known = list(self.languages)  # NLLB has 202
                 similar = [one for one in known if one[:2] == (name or "")[:2]] or known
-                raise ConfigurationError(
-                    language,
-                    name,
-                    "missing" if name is None else "unknown",
-                    f"this model is multilingual: give one of its {len(known)} languages, such as "
-                    f"{', '.join(similar[:8])}",
-                )
+                remedy = f"this model is multilingual: give one of its {len(known)} languages, such as "
+                remedy += ", ".join(similar[:8])
+                raise ConfigurationError(language, name, "missing" if name is None else "unknown", remedy)
             options[option] = self.languages[name]
         return options

@@ -117,9 +117,8 @@ def _check_sizes(weights: dict[str, Tensor], config: Config) -> None:
         found = {f"{side}_layers": layers, f"{side}_ffn_dim": rows, "d_model": columns}
         for name, size in found.items():
             if config[name] != size:
-                raise ConfigurationError(
-                    None, config.file, f"{name} is {config[name]}, and {size} in the weights", "copy it again"
-                )
+                problem = f"{name} is {config[name]}, and {size} in the weights"
+                raise ConfigurationError(None, config.file, problem, "copy it again")
 
 
 def _in_order(rows: Tensor, order: Sequence[int | None], missing: float) -> Tensor:

@@ -63,9 +63,8 @@ class GlatLoss(SummedLoss):
         if not position_decay >= 0:
             raise ConfigurationError("--position-decay", position_decay, remedy="give 0 (no decay) or more")
         if not verifier_loss >= 0:
-            raise ConfigurationError(
-                "--verifier-loss", verifier_loss, remedy="give 0 (the drafter's loss alone) or more"
-            )
+            remedy = "give 0 (the drafter's loss alone) or more"
+            raise ConfigurationError("--verifier-loss", verifier_loss, remedy=remedy)
         self.label_smoothing = label_smoothing
         self.position_decay = position_decay
         self.verifier_loss = verifier_loss

@@ -18,17 +18,15 @@ def check_task_options(cfg: Any, spec: MethodSpec) -> None:
     if cfg.block_size is not None and cfg.block_size < 1:
         raise ConfigurationError("--block-size", cfg.block_size, remedy="give at least 1 token per draft")
     if cfg.active_sentences < 0:
-        raise ConfigurationError(
-            "--active-sentences", cfg.active_sentences, remedy="give a number of sentences, or 0 for all"
-        )
+        remedy = "give a number of sentences, or 0 for all"
+        raise ConfigurationError("--active-sentences", cfg.active_sentences, remedy=remedy)
     if cfg.active_sentences and spec.build is None:
         problem = "fairseq's own search decodes whole batches"
         raise ConfigurationError("--active-sentences", cfg.active_sentences, problem, "choose another {--decoder}")
     if cfg.begin_suppress_tokens is not None and spec.build is None:
         problem = "is not for {--decoder beam}, fairseq's own search"
-        raise ConfigurationError(
-            "--begin-suppress-tokens", cfg.begin_suppress_tokens, problem, "use {--decoder fast-beam}"
-        )
+        remedy = "use {--decoder fast-beam}"
+        raise ConfigurationError("--begin-suppress-tokens", cfg.begin_suppress_tokens, problem, remedy)
     if cfg.int8 and spec.build is None:
         raise ConfigurationError("--int8", None, "fairseq's own search runs in fp32", "choose another {--decoder}")
     if cfg.int8 and cfg.bf16 is True:
@@ -51,9 +49,8 @@ def check_fit(spec: MethodSpec, options: MethodOptions, context: MethodContext) 
         _check_int8(context.models)
     option = spec.copies_source(options)
     if option is not None and context.source is None:
-        raise ConfigurationError(
-            *option, "copies source tokens, and this task's source has none", "use another decoder"
-        )
+        problem = "copies source tokens, and this task's source has none"
+        raise ConfigurationError(*option, problem, "use another decoder")
     if option is not None and context.source != context.target:
         problem = "copies source tokens into the output, but the dictionaries of source and target differ"
         remedy = "binarise with fairseq-preprocess --joined-dictionary, or use another decoder"

@@ -159,13 +159,9 @@ class DraftVerifyGenerator(SequenceGenerator):
             sample = {**sample, "constraints": constraints}
         source = sample["net_input"]["src_tokens"]
         if source.dim() == 2 and source.size(1) > self._max_source:
-            raise ConfigurationError(
-                None,
-                None,
-                f"a source has {source.size(1)} tokens, and the model reads at most {self._max_source} "
-                "({--max-source-positions})",
-                "split it or leave it out",
-            )
+            problem = f"a source has {source.size(1)} tokens, and the model reads at most {self._max_source} "
+            problem += "({--max-source-positions})"
+            raise ConfigurationError(None, None, problem, "split it or leave it out")
         if self.number is not None:
             sample = self.number(sample)
         if self.drafts is not None:
@@ -177,13 +173,9 @@ class DraftVerifyGenerator(SequenceGenerator):
             prefix_tokens = None if prefix_tokens is None else prefix_tokens.repeat_interleave(self.samples, 0)
         limits = constraints_of(self, sample["net_input"], prefix_tokens)
         if limits.max_len >= self._max_target:
-            raise ConfigurationError(
-                None,
-                None,
-                f"an output may have {limits.max_len} tokens, and the model writes at most {self._max_target - 1} "
-                "({--max-target-positions})",
-                "leave out longer sources or {--match-source-len}",
-            )
+            problem = f"an output may have {limits.max_len} tokens, and the model writes at most "
+            problem += f"{self._max_target - 1} ({{--max-target-positions}})"
+            raise ConfigurationError(None, None, problem, "leave out longer sources or {--match-source-len}")
         return sample, limits, self.eos if bos_token is None else bos_token
 
     def _finish(

@@ -8,7 +8,7 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, flag
 
 
 class SuppressedTokens(NamedTuple):
@@ -50,12 +50,8 @@ def _ids(tokens: str | Sequence[str] | None, target: Dictionary, name: str) -> t
     tokens = tokens.split() if isinstance(tokens, str) else tokens or ()
     for token in tokens:
         if token not in target:
-            raise ConfigurationError(
-                f"--{name.replace('_', '-')}",
-                token,
-                "is not in the target's dictionary",
-                "give tokens of dict.LANGUAGE.txt",
-            )
+            problem = "is not in the target's dictionary"
+            raise ConfigurationError(flag(name), token, problem, "give tokens of dict.LANGUAGE.txt")
     return tuple(sorted({target.index(token) for token in tokens}))
 
 

@@ -69,10 +69,8 @@ def _check_shard_options(num_shards: int | None, shard: int | None) -> None:
     if shard is not None and num_shards is None:
         raise ConfigurationError("--shard-id", shard, "of how many?", "add {--num-shards N}")
     if shard is not None and num_shards is not None and not 0 <= shard < num_shards:
-        last = num_shards - 1
-        raise ConfigurationError(
-            "--shard-id", shard, remedy=f"give a number from 0 to {last} ({{--num-shards {num_shards}}})"
-        )
+        remedy = f"give a number from 0 to {num_shards - 1} ({{--num-shards {num_shards}}})"
+        raise ConfigurationError("--shard-id", shard, remedy=remedy)
 
 
 def _count(given: int | None, folder: Path, subset: str, default: int) -> int:
@@ -122,9 +120,8 @@ def run(argv: Sequence[str]) -> None:
         print(__doc__)
         return
     if command not in COMMANDS:
-        raise ConfigurationError(
-            None, command or "no command", remedy=f"choose from {', '.join(COMMANDS)} (see --help)"
-        )
+        remedy = f"choose from {', '.join(COMMANDS)} (see --help)"
+        raise ConfigurationError(None, command or "no command", remedy=remedy)
     COMMANDS[command](rest)
 
 

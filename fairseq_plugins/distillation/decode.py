@@ -212,12 +212,11 @@ def _decode_shard(teacher: Teacher, dataset: Any, numbers: Sequence[int], writer
             try:
                 sentences = teacher.decode(dataset, batch)
             except torch.cuda.OutOfMemoryError as error:
-                raise ConfigurationError(
-                    None,
-                    None,
-                    f"out of GPU memory with {len(batch)} sentences of at most {max(dataset.src_sizes[batch])} tokens",
-                    "lower {--max-tokens} or {--batch-size} and run the same command again: what is finished is kept",
-                ) from error
+                longest = max(dataset.src_sizes[batch])
+                problem = f"out of GPU memory with {len(batch)} sentences of at most {longest} tokens"
+                remedy = "lower {--max-tokens} or {--batch-size} and run the same command again: what is finished "
+                remedy += "is kept"
+                raise ConfigurationError(None, None, problem, remedy) from error
             lines = [str(replace(found, number=number)) for found in sentences for number in same[found.number]]
             writer.write("".join(lines))
             bar.update(len(lines))

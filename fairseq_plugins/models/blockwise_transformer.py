@@ -109,9 +109,8 @@ class BlockwiseTransformer(TransformerModel):
         blockwise_transformer(args)
         args.blockwise_heads = args.blockwise_heads or getattr(task.cfg, "block_size", None) or _DEFAULT_HEADS
         if args.blockwise_heads < 2:
-            raise ConfigurationError(
-                "--blockwise-heads", args.blockwise_heads, remedy="give at least 2, one for the next token and one more"
-            )
+            remedy = "give at least 2, one for the next token and one more"
+            raise ConfigurationError("--blockwise-heads", args.blockwise_heads, remedy=remedy)
         if not args.base_path or getattr(task, "loading_checkpoint", False):
             return super().build_model(args, task)
         state, base = read_checkpoint(args.base_path, "--base-path")
@@ -177,12 +176,9 @@ def _load_base(model: BlockwiseTransformer, weights: dict[str, Tensor], path: st
     except RuntimeError as error:
         problems = [" ".join(str(error).split())[:200]]
     if problems:
-        raise ConfigurationError(
-            "--base-path",
-            path,
-            f"its weights do not fit a fairseq Transformer over this data's dictionaries ({'; '.join(problems[:3])})",
-            "give a checkpoint of {--arch transformer}",
-        )
+        problem = "its weights do not fit a fairseq Transformer over this data's dictionaries "
+        problem += f"({'; '.join(problems[:3])})"
+        raise ConfigurationError("--base-path", path, problem, "give a checkpoint of {--arch transformer}")
     logger.info("--base-path %s: %d tensors taken over", path, len(weights))
 
 

@@ -43,9 +43,8 @@ def find_languages(folder: Path, given: tuple[str | None, str | None] = (None, N
     if {"src", "tgt"} <= set(known):
         return "src", "tgt"
     problem = f"does not say which of {', '.join(known)} is the source"
-    raise ConfigurationError(
-        None, folder, problem, "give {--source-lang} and {--target-lang}, or name it NAME.SOURCE-TARGET"
-    )
+    remedy = "give {--source-lang} and {--target-lang}, or name it NAME.SOURCE-TARGET"
+    raise ConfigurationError(None, folder, problem, remedy)
 
 
 def split_pair(pair: str, folder: Path) -> tuple[str, str] | None:

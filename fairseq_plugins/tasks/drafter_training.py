@@ -103,13 +103,10 @@ class TrainsDrafters(DecodesWithDrafts):
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> nn.Module:
         self.loading_checkpoint = from_checkpoint
         if from_checkpoint and _is_drafter(cfg) and _needs_verifier(cfg) and self._options.verifier_path is None:
-            raise ConfigurationError(
-                "--path",
-                None,
-                "is a drafter (block_nat), which reads the states of its verifier",
-                "give the verifier as {--path} and the drafter as {--drafter-path}, with {--decoder gad} (in "
-                "fairseq-validate: add --verifier-path)",
-            )
+            problem = "is a drafter (block_nat), which reads the states of its verifier"
+            remedy = "give the verifier as {--path} and the drafter as {--drafter-path}, with {--decoder gad} (in "
+            remedy += "fairseq-validate: add --verifier-path)"
+            raise ConfigurationError("--path", None, problem, remedy)
         if self._options.block_size is None and not from_checkpoint and _is_drafter(cfg):
             self._options.block_size = _DEFAULT_BLOCK_SIZE
         if _is_drafter(cfg) and self.source_dictionary is None:

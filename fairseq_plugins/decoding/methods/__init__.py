@@ -80,6 +80,5 @@ def check_options(cfg: Any) -> None:
     options = spec.read(cfg)
     spec.check(options)
     if cfg.drafter_path is not None and not spec.needs_drafter(options.resolved):
-        raise ConfigurationError(
-            "--drafter-path", cfg.drafter_path, f"{{--decoder {spec.name}}} uses no drafter", "add {--decoder gad}"
-        )
+        problem = f"{{--decoder {spec.name}}} uses no drafter"
+        raise ConfigurationError("--drafter-path", cfg.drafter_path, problem, "add {--decoder gad}")

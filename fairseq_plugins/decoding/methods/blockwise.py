@@ -65,13 +65,9 @@ def _check_fit(context: MethodContext, options: BlockwiseOptions) -> None:
     models = context.models
     if len(models) > 1 or not isinstance(models[0], BlockwiseTransformer):
         what = "several models" if len(models) > 1 else f"a {type(models[0]).__name__} without heads"
-        raise ConfigurationError(
-            "--decoder",
-            "blockwise",
-            f"{{--path}} holds {what}",
-            "give one blockwise_transformer (train one with fairseq-train --arch blockwise_transformer --base-path "
-            "MODEL.pt)",
-        )
+        remedy = "give one blockwise_transformer (train one with fairseq-train --arch blockwise_transformer "
+        remedy += "--base-path MODEL.pt)"
+        raise ConfigurationError("--decoder", "blockwise", f"{{--path}} holds {what}", remedy)
     heads = models[0].decoder.heads
     width = options.block_size or heads
     if width > heads:

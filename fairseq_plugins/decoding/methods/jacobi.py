@@ -60,9 +60,8 @@ class HybridJacobiOptions(BlockJacobiOptions):
 
 def _check_length(options: HybridJacobiOptions) -> None:
     if options.jacobi_length < 1:
-        raise ConfigurationError(
-            "--jacobi-length", options.jacobi_length, remedy="give at least 1 token to solve in parallel"
-        )
+        remedy = "give at least 1 token to solve in parallel"
+        raise ConfigurationError("--jacobi-length", options.jacobi_length, remedy=remedy)
 
 
 def _starts_from_source(options: JacobiOptions) -> tuple[str, str] | None:

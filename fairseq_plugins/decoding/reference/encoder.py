@@ -118,13 +118,10 @@ class FusedEncoder:
             return found
         tokens = net_input["src_tokens"]
         if tokens.dim() != 2:
-            raise ConfigurationError(
-                None,
-                "--fp16, --bf16",
-                f"the encoder {type(self.encoder).__name__} reads no tokens, and its output in half precision depends "
-                "on the batch",
-                "leave the option out, or use {--decoder beam}",
-            )
+            problem = f"the encoder {type(self.encoder).__name__} reads no tokens, and its output in half precision "
+            problem += "depends on the batch"
+            remedy = "leave the option out, or use {--decoder beam}"
+            raise ConfigurationError(None, "--fp16, --bf16", problem, remedy)
         padding = tokens == self.encoder.dictionary.pad()
         outputs = [
             self.encoder.forward_torchscript({"src_tokens": row[real][None], "src_lengths": real.sum()[None]})
