@@ -220,8 +220,9 @@ class BatchDecoder:
         generator = self._take(search)
         with self._turn():
             self._set_up(generator)
-        statistics = self._thread.statistics = CallStatistics()
-        iterations = self._session.steps(generator, self._sample([source]))
+        statistics, sample = CallStatistics(), self._sample([source])
+        self._thread.statistics = statistics
+        iterations = generator.steps(sample, **self._session.arguments(sample))
         output: list[int] = []
         try:
             while True:

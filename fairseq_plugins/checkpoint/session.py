@@ -45,6 +45,8 @@ class TaskSession:
             raise ConfigurationError("--task", cfg.task._name, str(error)) from error
         self.task.reports_summary = False  # the command prints its own
         self.task.weights_are_fixed = True
+        # Reading a configuration takes long compared with decoding one sentence.
+        self._prefix_size, self._post_process = cfg.generation.prefix_size, cfg.common_eval.post_process
 
     @cached_property
     def models(self) -> list[FairseqEncoderDecoderModel]:
@@ -137,7 +139,7 @@ class TaskSession:
         `constraints` of the batch are phrases that outputs contain, as fairseq packs them.
         """
         _set_beam(self.models, getattr(generator, "beam_size", 1))
-        size = self.prefix_size
+        size = self._prefix_size
         prefix: Tensor | None = sample["target"][:, :size] if size > 0 else None
         # Through the task, which may add a first token or a prefix.
         hypotheses: list[list[dict[str, Any]]] = self.task.inference_step(
@@ -145,20 +147,11 @@ class TaskSession:
         )
         return hypotheses
 
-    def steps(self, generator: Any, sample: dict[str, Any]) -> Any:
-        """Decode a batch iteration by iteration: yield as `DraftVerifyGenerator.steps`."""
-        return generator.steps(sample, **self.arguments(sample))
-
     def arguments(self, sample: dict[str, Any]) -> dict[str, Any]:
         """Return the prefix and first token that the task passes to a generator."""
         recorder = _ArgumentRecorder()
         self.task.inference_step(recorder, self.models, sample, None)
         return recorder.arguments
-
-    @cached_property
-    def prefix_size(self) -> int:
-        """--prefix-size, cached: reading a configuration takes long compared with decoding one sentence."""
-        return self.cfg.generation.prefix_size
 
     def join_subwords(self) -> None:
         """Without an option that joins subwords, choose --remove-bpe by the dictionary's subword marks, and print it.
@@ -171,14 +164,8 @@ class TaskSession:
         kind = "sentencepiece" if any(symbol.startswith("\u2581") for symbol in symbols) else None
         kind = "subword_nmt" if kind is None and any(symbol.endswith("@@") for symbol in symbols) else kind
         if kind is not None:
-            self.cfg.common_eval.post_process = kind
+            self._post_process = self.cfg.common_eval.post_process = kind
             say(f"--remove-bpe: not given; subwords are joined as with --remove-bpe {kind}")
-
-    @cached_property
-    def _post_process(self) -> str | None:
-        """--remove-bpe, cached like `prefix_size`."""
-        kind: str | None = self.cfg.common_eval.post_process
-        return kind
 
     @cached_property
     def text_tools(self) -> tuple[Any, Any]:
