@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from fairseq_plugins.benchmarks import ctranslate
 from fairseq_plugins.benchmarks.contenders import BLOCKWISE, CTRANSLATE2, DRAFTER, Contender, heads_are_lossless
-from fairseq_plugins.checkpoint.loading import load_model
+from fairseq_plugins.checkpoint.loading import build_model, read_checkpoint
 from fairseq_plugins.checkpoint.session import TaskSession, options_of, precision, set_options
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import ConfigurationError
@@ -60,7 +60,8 @@ class Bench:
     @cached_property
     def blockwise(self) -> BlockwiseTransformer:
         """The model of --blockwise-path."""
-        model = load_model(str(self.blockwise_path), self.task, BLOCKWISE, required=BlockwiseTransformer)
+        path = str(self.blockwise_path)
+        model = build_model(*read_checkpoint(path, BLOCKWISE), path, self.task, BLOCKWISE, BlockwiseTransformer)
         prepared = self.session.prepared(model)
         assert isinstance(prepared, BlockwiseTransformer)
         return prepared

@@ -193,13 +193,10 @@ def check_task(model_cfg: Any, task: Any, option: str) -> None:
     )
     if decodes_otherwise or token_option is not None or name in _TASKS_WITH_LANGUAGE_TOKENS:
         reason = "" if token_option is None else f" and {{{flag(token_option)}}}"
-        raise ConfigurationError(
-            option,
-            None,
-            f"was trained with {{--task {name}}}{reason}, which adds tokens or limits in decoding",
-            f"give {{--task {name}}} and its options beside {{--decoder}}, in Python load(task=...) or "
-            "wrap(task, decoder=...)",
-        )
+        problem = f"was trained with {{--task {name}}}{reason}, which adds tokens or limits in decoding"
+        remedy = f"give {{--task {name}}} and its options beside {{--decoder}}, in Python load(task=...) or "
+        remedy += "wrap(task, decoder=...)"
+        raise ConfigurationError(option, None, problem, remedy)
     if name is not None and kind is None:
         problem = f"was trained with {{--task {name}}}, which is unknown here; decodes as a translation"
         logger.warning(str(ConfigurationError(option, None, problem)))
@@ -215,21 +212,6 @@ def unwrap(model: nn.Module) -> nn.Module:
     return unwrap(inner) if isinstance(inner, nn.Module) else model
 
 
-def load_model(path: str, task: Any, option: str, required: type[nn.Module] | None = None, **build: Any) -> nn.Module:
-    """Build the model of a checkpoint and load its weights, on the CPU and in eval mode.
-
-    Args:
-        path: checkpoint file.
-        task: task that gives the dictionaries.
-        option: option that named the file, for errors.
-        required: class that the model must have.
-        build: further arguments of the model's `build_model`.
-
-    Raises ConfigurationError for a missing, truncated or unsuitable file.
-    """
-    return build_model(*read_checkpoint(path, option), path, task, option, required, **build)
-
-
 def build_model(
     state: dict[str, Any],
     model_cfg: Any,
@@ -239,7 +221,17 @@ def build_model(
     required: type[nn.Module] | None = None,
     **build: Any,
 ) -> nn.Module:
-    """Build the model as `load_model` does, from `state` and `model_cfg` of `read_checkpoint`, which checks them."""
+    """Build a model from what `read_checkpoint` returned and load its weights, on the CPU and in eval mode.
+
+    Args:
+        state, model_cfg: checked.
+        path: checkpoint file, named by the `option`, for errors.
+        task: gives the dictionaries.
+        required: class that the model must have.
+        build: further arguments of the model's `build_model`.
+
+    Raises ConfigurationError for an unsuitable file.
+    """
     kind = model_name(model_cfg)
     model_class = models.ARCH_MODEL_REGISTRY.get(kind) or models.MODEL_REGISTRY.get(kind)
     assert model_class is not None  # as `read_checkpoint` has checked

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fairseq_plugins.checkpoint.loading import load_model
+from fairseq_plugins.checkpoint.loading import build_model, read_checkpoint
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
 from fairseq_plugins.tasks.options import SpecDecConfig
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
@@ -37,7 +37,7 @@ def test_new_heads_predict_as_the_base(corpus: Corpus, identity: bool) -> None:
     assert model.decoder.head_shrink.weight.shape == (3 * 32, 3 * 48)
     sample = make_sample(task, [3, 5])
     net_input = {**sample["net_input"], "prev_output_tokens": torch.tensor([[2, 4, 5], [2, 7, 8]])}
-    expected = load_model(path, task, "--path")(**net_input)[0]
+    expected = build_model(*read_checkpoint(path, "--path"), path, task, "--path")(**net_input)[0]
     torch.testing.assert_close(model(**net_input)[0], expected)
     for scores in model(**net_input, heads=[1, 2, 3]):
         torch.testing.assert_close(scores, expected)
