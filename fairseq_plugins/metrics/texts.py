@@ -1,7 +1,6 @@
 """Read sentences from plain text, one per line, or from output of fairseq-generate and fairseq-interactive."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,18 +81,6 @@ def read_text(file: str, option: str) -> Text:
     return Text(file, hypotheses, in_order["S"], in_order["T"], generated=True)
 
 
-def pick(text: Text, sentences: dict[int, str], numbers: Sequence[int], option: str) -> list[str]:
-    """Return the sentences with these numbers, in this order; `option` named the file.
-
-    Raises ConfigurationError if one is missing.
-    """
-    missing = [number for number in numbers if number not in sentences]
-    if missing:
-        problem = f"has no sentence {missing[0]} ({len(sentences)} sentences, {len(numbers)} wanted)"
-        raise ConfigurationError(option, text.file, problem, "give the file that belongs to these hypotheses")
-    return [sentences[number] for number in numbers]
-
-
 def aligned(text: Text, sentences: dict[int, str], hypotheses: Text, option: str) -> list[str]:
     """Return one sentence for each hypothesis.
 
@@ -103,4 +90,8 @@ def aligned(text: Text, sentences: dict[int, str], hypotheses: Text, option: str
     if not hypotheses.generated and len(sentences) != len(hypotheses.hypotheses):
         problem = f"{len(sentences)} sentences, but {hypotheses.file} has {len(hypotheses.hypotheses)}"
         raise ConfigurationError(option, text.file, problem, "give files of the same length")
-    return pick(text, sentences, list(hypotheses.hypotheses), option)
+    missing = [number for number in hypotheses.hypotheses if number not in sentences]
+    if missing:
+        problem = f"has no sentence {missing[0]} ({len(sentences)} sentences, {len(hypotheses.hypotheses)} wanted)"
+        raise ConfigurationError(option, text.file, problem, "give the file that belongs to these hypotheses")
+    return [sentences[number] for number in hypotheses.hypotheses]

@@ -1,7 +1,6 @@
 """Fingerprints of dictionaries and weights, saved in checkpoints to refuse models and data that do not fit."""
 
 import zlib
-from typing import Any
 
 import torch
 from fairseq.data import Dictionary
@@ -16,17 +15,9 @@ def keep_fingerprint(*modules: nn.Module) -> None:
         setattr(module, _KEPT, weights_fingerprint(module))
 
 
-def fingerprint(*parts: Any) -> Tensor:
-    """Return the CRC-32 [1] of parts, for a checkpoint."""
-    value = 0
-    for part in parts:
-        value = zlib.crc32(part if isinstance(part, bytes) else str(part).encode(), value)
-    return torch.tensor([value])
-
-
 def dictionary_fingerprint(dictionary: Dictionary) -> Tensor:
-    """Return the fingerprint [1] of the symbols of a dictionary, in order."""
-    return fingerprint("\n".join(dictionary.symbols))
+    """Return the fingerprint [1], a CRC-32, of the symbols of a dictionary, in order."""
+    return torch.tensor([zlib.crc32("\n".join(dictionary.symbols).encode())])
 
 
 def weights_fingerprint(module: nn.Module) -> Tensor:

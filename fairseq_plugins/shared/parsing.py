@@ -156,6 +156,5 @@ def check_paths(cfg: DictConfig, blockwise_path: str | None = None) -> None:
             if Path(path).is_dir():
                 raise ConfigurationError(option, path, "is a folder", f"give a checkpoint{nearest}")
             if not Path(path).is_file():
-                remedy = f"give a checkpoint of fairseq-train{nearest_checkpoint(path)}"
-                raise ConfigurationError(option, path, "no such file", remedy)
+                raise ConfigurationError(option, path, "no such file", f"give a checkpoint of fairseq-train{nearest}")
     check_sums([Path(path) for paths in checkpoints.values() for path in paths], Path(str(cfg.task.data)))
