@@ -74,31 +74,17 @@ class BlockwiseTransformer(TransformerModel):
     def add_args(cls, parser: ArgumentParser) -> None:
         """Add fairseq's Transformer options and those of the heads."""
         super().add_args(parser)
-        parser.add_argument(
-            "--base-path",
-            metavar="MODEL.pt",
-            help="stock fairseq Transformer to put the heads on: its sizes and weights are taken over",
-        )
-        parser.add_argument(
-            "--freeze-base", action="store_true", help="train the heads only; without it, all is fine-tuned (sec. 6.1)"
-        )
-        parser.add_argument(
-            "--identity-first-head",
-            action="store_true",
-            help="leave head 1 to the base model: with --freeze-base the output is exactly its own (footnote 1)",
-        )
-        parser.add_argument(
-            "--blockwise-heads",
-            type=int,
-            metavar="K",
-            help=f"how many tokens are predicted together, k (default: --block-size, else {_DEFAULT_HEADS})",
-        )
-        parser.add_argument(
-            "--head-ffn-embed-dim",
-            type=int,
-            metavar="N",
-            help="hidden units of each head's feed-forward layer (default: those of a decoder layer)",
-        )
+        add = parser.add_argument
+        base = "stock fairseq Transformer to put the heads on: its sizes and weights are taken over"
+        add("--base-path", metavar="MODEL.pt", help=base)
+        freeze = "train the heads only; without it, all is fine-tuned (sec. 6.1)"
+        add("--freeze-base", action="store_true", help=freeze)
+        identity = "leave head 1 to the base model: with --freeze-base the output is exactly its own (footnote 1)"
+        add("--identity-first-head", action="store_true", help=identity)
+        heads = f"how many tokens are predicted together, k (default: --block-size, else {_DEFAULT_HEADS})"
+        add("--blockwise-heads", type=int, metavar="K", help=heads)
+        hidden = "hidden units of each head's feed-forward layer (default: those of a decoder layer)"
+        add("--head-ffn-embed-dim", type=int, metavar="N", help=hidden)
 
     @classmethod
     def build_model(cls, args: Namespace, task: Any) -> "BlockwiseTransformer":

@@ -39,29 +39,18 @@ def get_parser() -> CommandParser:
     model = parser.add_argument_group("models").add_argument
     named = "folder of a model, as for spec-dec-translate; SOURCE-TARGET=FOLDER names its languages"
     model("models", nargs="+", metavar="MODEL", help=named)
-    decoders = ", ".join(methods.DECODERS)
-    model(
-        "--decoder",
-        choices=methods.DECODERS,
-        metavar="NAME",
-        help=f"{decoders} (default: gad with a drafter, greedy without)",
-    )
+    decoders = f"{', '.join(methods.DECODERS)} (default: gad with a drafter, greedy without)"
+    model("--decoder", choices=methods.DECODERS, metavar="NAME", help=decoders)
     model("--beam", type=positive, default=1, metavar="N", help="beam of requests that name none (default: 1)")
-    model(
-        "--max-beam",
-        type=positive,
-        default=MAX_BEAM,
-        metavar="N",
-        help=f"largest beam of a request (default: {MAX_BEAM})",
-    )
+    largest = f"largest beam of a request (default: {MAX_BEAM})"
+    model("--max-beam", type=positive, default=MAX_BEAM, metavar="N", help=largest)
     other = "any other option of load, such as max_len_b=100; repeatable (docs/options.md)"
     model("--set", action="append", default=[], metavar="NAME=VALUE", help=other)
     model("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
     model("--threads", type=positive, metavar="N", help="threads on the CPU (default: torch's)")
     server = parser.add_argument_group("server").add_argument
-    server(
-        "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen at (default: 127.0.0.1, this machine)"
-    )
+    address = "address to listen at (default: 127.0.0.1, this machine)"
+    server("--host", default="127.0.0.1", metavar="ADDRESS", help=address)
     server("--port", type=positive, default=5000, metavar="N", help="port (default: 5000, as LibreTranslate)")
     keys = "key that requests must have, as api_key or bearer token; repeatable "
     keys += f"(default: none, or those in the variable {KEY_VARIABLE})"

@@ -16,81 +16,41 @@ _OF_MODEL = ("activation_fn", *_DROPOUTS)
 
 def add_options(parser: ArgumentParser) -> None:
     """Add the drafter's own options."""
-    parser.add_argument(
-        "--drafter-attention",
-        choices=["full", "prefix-causal"],
-        help="what tokens of the prefix attend to: full = all tokens and masks, as in the papers, computed in every "
-        "iteration; prefix-causal = earlier tokens only, so that the prefix is cached (default: prefix-causal)",
-    )
-    parser.add_argument(
-        "--drafter-context",
-        choices=["tokens", "features"],
-        help="how the drafter reads the prefix: tokens = embeds and runs its tokens, as in the papers; features = "
-        "reads the verifier's states of them (--verifier-path) and uses its embeddings and vocabulary projection, so "
-        "that a shallow drafter suffices (default: tokens)",
-    )
-    parser.add_argument(
-        "--drafter-layers",
-        dest="decoder_layers",
-        type=int,
-        metavar="N",
-        help="the same as --decoder-layers (default with --drafter-context features: 2)",
-    )
-    parser.add_argument(
-        "--feature-layers",
-        metavar="N,N,...",
-        help="--drafter-context features: which of the verifier's decoder layers to read, 0 for the embedding "
-        "(default: the inputs of its first layers, as many as the drafter has, and the output of its last)",
-    )
-    parser.add_argument(
-        "--tune-verifier",
-        action="store_true",
-        help="--drafter-context features: train the verifier, too, so that its states predict further tokens "
-        "(--verifier-loss); the checkpoint holds both, and split-verifier separates them (docs/training.md)",
-    )
-    parser.add_argument(
-        "--share-encoder",
-        action="store_true",
-        help="read the frozen encoder of --verifier-path instead of training one; the checkpoint then holds "
-        "the decoder only, and the drafter works with this verifier only",
-    )
-    parser.add_argument("--init-encoder-from", metavar="VERIFIER.pt", help="start the encoder from this checkpoint's")
-    parser.add_argument(
-        "--init-decoder-from",
-        metavar="MODEL.pt",
-        help="start the decoder from this checkpoint's embeddings and first layers: the verifier's, or those of a "
-        "drafter of any verifier and depth. Sizes, activation, norm and dropout are this model's unless given",
-    )
-    parser.add_argument(
-        "--src-embedding-copy",
-        action="store_true",
-        help="add a soft copy of the source embeddings to the mask vector, as GLAT does",
-    )
-    parser.add_argument(
-        "--transition-rank",
-        type=int,
-        metavar="R",
-        help="learn scores of a token given the drafted one before it, a V x V matrix of this rank, and choose a "
-        "draft's tokens one after the other (default: 0, all positions independently)",
-    )
-    parser.add_argument(
-        "--transition-state",
-        type=int,
-        metavar="WIDTH",
-        help="make these scores depend on all earlier drafted tokens, with a recurrent state of this width; needs "
-        "--transition-rank (default: 0, none)",
-    )
-    parser.add_argument(
-        "--transition-dropout",
-        type=float,
-        metavar="P",
-        help="dropout of the recurrent state's input and output (default: 0.3)",
-    )
-    parser.add_argument(
-        "--positions-every-layer",
-        action="store_true",
-        help="add position embeddings before every decoder layer, not only the first",
-    )
+    add = parser.add_argument
+    attention = "what tokens of the prefix attend to: full = all tokens and masks, as in the papers, computed in every "
+    attention += "iteration; prefix-causal = earlier tokens only, so that the prefix is cached (default: prefix-causal)"
+    add("--drafter-attention", choices=["full", "prefix-causal"], help=attention)
+    context = "how the drafter reads the prefix: tokens = embeds and runs its tokens, as in the papers; features = "
+    context += "reads the verifier's states of them (--verifier-path) and uses its embeddings and vocabulary "
+    context += "projection, so that a shallow drafter suffices (default: tokens)"
+    add("--drafter-context", choices=["tokens", "features"], help=context)
+    layers = "the same as --decoder-layers (default with --drafter-context features: 2)"
+    add("--drafter-layers", dest="decoder_layers", type=int, metavar="N", help=layers)
+    read = "--drafter-context features: which of the verifier's decoder layers to read, 0 for the embedding (default: "
+    read += "the inputs of its first layers, as many as the drafter has, and the output of its last)"
+    add("--feature-layers", metavar="N,N,...", help=read)
+    tune = "--drafter-context features: train the verifier, too, so that its states predict further tokens "
+    tune += "(--verifier-loss); the checkpoint holds both, and split-verifier separates them (docs/training.md)"
+    add("--tune-verifier", action="store_true", help=tune)
+    share = "read the frozen encoder of --verifier-path instead of training one; the checkpoint then holds the decoder "
+    share += "only, and the drafter works with this verifier only"
+    add("--share-encoder", action="store_true", help=share)
+    add("--init-encoder-from", metavar="VERIFIER.pt", help="start the encoder from this checkpoint's")
+    start = "start the decoder from this checkpoint's embeddings and first layers: the verifier's, or those of a "
+    start += "drafter of any verifier and depth. Sizes, activation, norm and dropout are this model's unless given"
+    add("--init-decoder-from", metavar="MODEL.pt", help=start)
+    copy = "add a soft copy of the source embeddings to the mask vector, as GLAT does"
+    add("--src-embedding-copy", action="store_true", help=copy)
+    rank = "learn scores of a token given the drafted one before it, a V x V matrix of this rank, and choose a draft's "
+    rank += "tokens one after the other (default: 0, all positions independently)"
+    add("--transition-rank", type=int, metavar="R", help=rank)
+    state = "make these scores depend on all earlier drafted tokens, with a recurrent state of this width; needs "
+    state += "--transition-rank (default: 0, none)"
+    add("--transition-state", type=int, metavar="WIDTH", help=state)
+    dropout = "dropout of the recurrent state's input and output (default: 0.3)"
+    add("--transition-dropout", type=float, metavar="P", help=dropout)
+    positions = "add position embeddings before every decoder layer, not only the first"
+    add("--positions-every-layer", action="store_true", help=positions)
 
 
 def set_defaults(args: Namespace) -> None:
