@@ -1,34 +1,19 @@
 """Choose the backend of a run, and say why."""
 
 import os
-from collections.abc import Generator
 from dataclasses import replace
-from typing import Any, Protocol
 
 from fairseq_plugins.checkpoint.compact_weights import restore
-from fairseq_plugins.decoding.constraints import Constraints
-from fairseq_plugins.decoding.decoded import Decoded, StepOutput
 from fairseq_plugins.decoding.gpu.backend import GpuBackend
+from fairseq_plugins.decoding.kernel_backend import KernelBackend
 from fairseq_plugins.decoding.kernel_module import Unsupported
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
 from fairseq_plugins.decoding.native.backend import NativeBackend
 from fairseq_plugins.decoding.recording.trace_writer import TraceWriter
 from fairseq_plugins.decoding.reference.backend import TorchBackend
 
-
-class Backend(Protocol):
-    """Decodes batches."""
-
-    name: str  # "native", "gpu", "cuda-graphs" or "torch"
-    reason: str  # why it was chosen, for users
-
-    def decode(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> Decoded:
-        """Decode a fairseq batch whose outputs begin with `first_token`."""
-
-    def steps(
-        self, sample: dict[str, Any], constraints: Constraints, first_token: int
-    ) -> Generator[list[StepOutput], None, Decoded]:
-        """Decode a batch as `decode` does, and yield each iteration's result for every sentence."""
+Backend = KernelBackend | TorchBackend
+"""Decodes batches. Its `name` is "native", "gpu", "cuda-graphs" or "torch"; its `reason`, why it was chosen."""
 
 
 def choose_backend(

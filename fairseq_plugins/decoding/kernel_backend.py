@@ -13,13 +13,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.decoded import Decoded, Hypothesis, StepOutput
-from fairseq_plugins.decoding.kernel_module import (
-    AnySentence,
-    FoundHypothesis,
-    FoundOutput,
-    KernelModule,
-    Unsupported,
-)
+from fairseq_plugins.decoding.kernel_module import AnySentence, FoundHypothesis, FoundOutput, KernelModule, Unsupported
 from fairseq_plugins.decoding.kernel_weights import KernelWeights
 from fairseq_plugins.decoding.method import KernelMethod, MethodContext, MethodOptions, MethodSpec
 from fairseq_plugins.decoding.reference.sampling import Sampling
@@ -49,13 +43,7 @@ class KernelBackend(ABC):
     reason: str
     takes_encoded = False  # whether `inputs` encodes sources where the kernels cannot
 
-    def __init__(
-        self,
-        spec: MethodSpec,
-        options: MethodOptions,
-        context: MethodContext,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, spec: MethodSpec, options: MethodOptions, context: MethodContext, **settings: Any) -> None:
         reason = _refusal(spec, context) or self.refusal(context)
         if reason is not None:
             raise Unsupported(reason)
@@ -99,7 +87,7 @@ class KernelBackend(ABC):
         return sample["net_input"]["src_tokens"], {}
 
     def decode(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> Decoded:
-        """Decode as `Backend.decode` does."""
+        """Decode a fairseq batch whose outputs begin with `first_token`."""
         with torch.inference_mode():
             self._begin(sample, constraints, first_token)
             if self.beam:
@@ -113,7 +101,7 @@ class KernelBackend(ABC):
     def steps(
         self, sample: dict[str, Any], constraints: Constraints, first_token: int
     ) -> Generator[list[StepOutput], None, Decoded]:
-        """Decode as `Backend.steps` does."""
+        """Decode a batch as `decode` does, and yield each iteration's result for every sentence."""
         with torch.inference_mode():
             self._begin(sample, constraints, first_token)
         has_ended = False

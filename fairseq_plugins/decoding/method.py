@@ -11,6 +11,7 @@ from torch import nn
 
 from fairseq_plugins.decoding.kernel_module import AnyAcceptance, AnyDrafter, AnyLinear, GivenDrafts, KernelPolicy
 from fairseq_plugins.decoding.kernel_weights import KernelWeights
+from fairseq_plugins.decoding.reference.beam_verifier import BeamVerifier
 from fairseq_plugins.decoding.reference.captured.graphed_verifiers import greedy_verifier
 from fairseq_plugins.decoding.reference.drafters import Drafter
 from fairseq_plugins.decoding.reference.engine import Engine
@@ -18,7 +19,7 @@ from fairseq_plugins.decoding.reference.sampling import Sampling
 from fairseq_plugins.decoding.reference.search import GreedySearch, Search
 from fairseq_plugins.decoding.reference.search.rules import Rule, exact
 from fairseq_plugins.decoding.reference.search.strategy import SearchStrategy
-from fairseq_plugins.decoding.reference.verifier import VerifierProtocol
+from fairseq_plugins.decoding.reference.verifier import DrafterIsVerifier, Verifier
 from fairseq_plugins.decoding.weights import Linear
 from fairseq_plugins.models.block_nat import BlockNat
 
@@ -33,7 +34,7 @@ GIVEN = "given"  # from --prefix-size
 class Method:
     """The parts of the loop in PyTorch. A new method has another drafter, rule or search, never another loop."""
 
-    verifier: VerifierProtocol
+    verifier: Verifier | BeamVerifier | DrafterIsVerifier
     drafter: Drafter
     search: Search
 

@@ -30,7 +30,7 @@ class TorchBackend:
     beam: int | None = None  # hypotheses per sentence; None for greedy search
 
     def decode(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> Decoded:
-        """Decode as `Backend.decode` does."""
+        """Decode a fairseq batch whose outputs begin with `first_token`."""
         batch = self._batch(sample, constraints, first_token)
         with torch.inference_mode(), exact_arithmetic(batch.state.tokens.device):
             # Discards each advance at once: it holds scores of the whole vocabulary.
@@ -40,7 +40,7 @@ class TorchBackend:
     def steps(
         self, sample: dict[str, Any], constraints: Constraints, first_token: int
     ) -> Generator[list[StepOutput], None, Decoded]:
-        """Decode as `Backend.steps` does."""
+        """Decode a batch as `decode` does, and yield each iteration's result for every sentence."""
         batch = self._batch(sample, constraints, first_token)
         advances = self._loop(batch)
         while True:

@@ -26,7 +26,7 @@ class BeamVerifier(ModelEnsemble):
         return select_candidates(candidates, beams.scores, beams.ignored, state.constraints.eos, self.strategy)
 
     def start(self, sample: dict[str, Any]) -> EncoderOut:
-        """Begin a batch: see `VerifierProtocol`."""
+        """Begin a batch as `ModelEnsemble.start` does."""
         if self.strategy is not None:
             self.strategy.start(sample, self.beam)
         return super().start(sample)

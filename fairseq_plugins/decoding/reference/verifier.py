@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from fairseq.models import FairseqEncoderDecoderModel
@@ -16,25 +16,7 @@ from fairseq_plugins.decoding.reference.engine import Engine, log_softmax
 from fairseq_plugins.decoding.reference.layout import BeamLayout, Chain
 from fairseq_plugins.decoding.reference.repetition import forbid_repetition
 from fairseq_plugins.decoding.reference.sampling import Choose, Sampling
-from fairseq_plugins.decoding.reference.state import DecodingState, Draft, Selection, Verification
-
-
-class VerifierProtocol(Protocol):
-    """The verifier's part of the loop."""
-
-    engine: Engine
-
-    def start(self, sample: dict[str, Any]) -> EncoderOut | None:
-        """Encode the sources of a batch; return the encoder output for drafters that share it."""
-
-    def append_rows(self, sample: dict[str, Any]) -> EncoderOut | None:
-        """Encode admitted sentences, whose rows follow the active ones."""
-
-    def verify(self, state: DecodingState, draft: Draft) -> Verification | Selection:
-        """Score the token after the last one and after each drafted one; in beam search select tokens."""
-
-    def select_rows(self, rows: Tensor) -> None:
-        """Keep only these rows [B'], indices into the current batch."""
+from fairseq_plugins.decoding.reference.state import DecodingState, Draft, Verification
 
 
 class ModelEnsemble:
@@ -150,7 +132,7 @@ class DrafterIsVerifier:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    def start(self, sample: dict[str, Any]) -> None:
+    def start(self, sample: dict[str, Any]) -> EncoderOut | None:
         return None
 
     append_rows = start
