@@ -16,7 +16,7 @@ import torch
 from fairseq_plugins.benchmarks import measuring
 from fairseq_plugins.benchmarks.contenders import BEAM_1, CONTENDERS
 from fairseq_plugins.benchmarks.gpu_check import __main__ as command
-from fairseq_plugins.benchmarks.gpu_check import engine, released, report, training
+from fairseq_plugins.benchmarks.gpu_check import released, report, training
 from fairseq_plugins.benchmarks.gpu_check.environment import Environment, largest_difference, same_ids
 from fairseq_plugins.benchmarks.gpu_check.report import FAILED, NOT_RUN, PASSED, Outcome
 from fairseq_plugins.benchmarks.gpu_check.worker import CheckProcess
@@ -31,11 +31,6 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     folder = tmp_path_factory.mktemp("gpu")
     shutil.copytree(ROOT / "checkpoints" / "ua-gec", folder / "checkpoints" / "ua-gec")
     return Environment("cpu", folder, "tiny", 4, (3, 6), 60, 3, folder / "checkpoints")
-
-
-@pytest.mark.parametrize("check", [check for _, check in command.CHECKS if check.__module__ == engine.__name__])
-def test_checks_of_the_engine_say_that_they_need_a_gpu(check: command.Check, env: Environment) -> None:
-    assert check(env).state == NOT_RUN
 
 
 @pytest.mark.parametrize("check", [released.released_models, training.throughput])

@@ -26,20 +26,14 @@ from fairseq_plugins.benchmarks.gpu_check.environment import (
     same_ids,
 )
 from fairseq_plugins.benchmarks.gpu_check.released import options_of, random_bench, released_benches
-from fairseq_plugins.benchmarks.gpu_check.report import NOT_RUN, PASSED, Outcome, passed_if
+from fairseq_plugins.benchmarks.gpu_check.report import PASSED, Outcome, passed_if
 from fairseq_plugins.benchmarks.gpu_check.worker import Check, CheckProcess
 from fairseq_plugins.decoding.gpu.backend import GpuBackend
 
 NAMES = ("greedy", "gad", "fast-beam")
 _BY_NAME = {contender.name: contender for contender in CONTENDERS}
-_NEEDS_GPU = Outcome(NOT_RUN, "Triton's engine needs a GPU; its interpreter is slow")
 # Most seconds of a process that compiles.
 _LONGEST = 150.0
-
-
-def runs_here(env: Environment) -> bool:
-    """Return whether the engine runs: on a GPU, or interpreted."""
-    return env.is_gpu or os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @contextmanager
@@ -140,8 +134,6 @@ def _summed(outcomes: Sequence[Outcome], verb: str, rows: list[list[str]]) -> Ou
 
 def runs(env: Environment) -> Outcome:
     """Run each decoder in each precision for the first time, in processes of their own."""
-    if not runs_here(env):
-        return _NEEDS_GPU
     jobs = [(precision, name) for precision in ("fp16", "bf16", "fp32") for name in NAMES]
     outcomes = _in_processes(env, [partial(first_run, precision=precision, name=name) for precision, name in jobs])
     rows = [["precision", "decoder", "result"]]
@@ -154,8 +146,6 @@ def runs(env: Environment) -> Outcome:
 
 def ids(env: Environment) -> Outcome:
     """Compare models: fp32 with fairseq's searches, fp16 and bf16 bit by bit with `greedy` at batch 1."""
-    if not runs_here(env):
-        return _NEEDS_GPU
     rows, good = [["model", "decoder", "batch", "identical", "largest difference"]], True
     for folder, bench in _benches(env, "fp32"):
         for name in NAMES:
@@ -203,8 +193,6 @@ def _captured(generator: Any) -> int:
 
 def all_decoders(env: Environment) -> Outcome:
     """Compare all lossless decoders of random models with fairseq's search in fp32."""
-    if not runs_here(env):
-        return _NEEDS_GPU
     rows, good = [["decoder", "engine", "identical"]], True
     bench, size = random_bench(env), env.batch_size
     lossless = [contender for contender in CONTENDERS if contender.lossless and contender.needs != BLOCKWISE]
@@ -229,8 +217,6 @@ def all_decoders(env: Environment) -> Outcome:
 
 def speed(env: Environment) -> Outcome:
     """Time sentences in fp16, beside the captured loop in PyTorch, which must be slower, CTranslate2 and fairseq."""
-    if not runs_here(env):
-        return _NEEDS_GPU
     rows = [["model", "decoder", "engine", "batch", "ms a sentence", "over fairseq beam 5"]]
     slower = []
     for folder, bench in _benches(env, "fp16", only_largest=True):
@@ -264,8 +250,6 @@ def _milliseconds(env: Environment, bench: Bench, generator: Any, size: int, pas
 
 def variants(env: Environment) -> Outcome:
     """Time `greedy` and `gad` in fp16 with other settings: a row for each, to choose the best."""
-    if not runs_here(env):
-        return _NEEDS_GPU
     chosen = VARIANTS if env.is_gpu else {name: VARIANTS[name] for name in list(VARIANTS)[-2:]}
     jobs = [(title, name) for title in chosen for name in NAMES[:2]]
     outcomes = _in_processes(
@@ -286,8 +270,6 @@ def variants(env: Environment) -> Outcome:
 
 def profile(env: Environment) -> Outcome:
     """Add up the time of each kernel in fp16; the rest of a sentence's time the device waits for the host."""
-    if not runs_here(env):
-        return _NEEDS_GPU
     rows = [["model", "decoder", "batch", "kernel", "launches an iteration", "us an iteration"]]
     activity = ProfilerActivity.CUDA if env.is_gpu else ProfilerActivity.CPU
     for folder, bench in _benches(env, "fp16", only_largest=True):
