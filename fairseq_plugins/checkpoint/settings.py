@@ -10,6 +10,7 @@ import enum
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
@@ -161,16 +162,11 @@ def _is_harmless(text: str) -> bool:
         return False
     if _HARMLESS.fullmatch(text):
         return True
-    try:
-        json.loads(text)
-        return True
-    except (ValueError, RecursionError):
-        pass
-    try:
-        ast.literal_eval(text)
-        return True
-    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
-        return False
+    for parse in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+            parse(text)
+            return True
+    return False
 
 
 def _shown(value: Any) -> str:
