@@ -187,12 +187,7 @@ class ContinuousEngine:
             with model._weights, model._own_threads():
                 restore(self._generator.model.models)
                 align(
-                    self._generator.model.models,
-                    job.sample,
-                    [best],
-                    extract_hard_alignment,
-                    symbols,
-                    self._first_token,
+                    self._generator.model.models, job.sample, [best], extract_hard_alignment, symbols, self._first_token
                 )
         return model._translation(best, emitted, search.needs_scores)
 

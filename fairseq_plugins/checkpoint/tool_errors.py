@@ -13,13 +13,7 @@ from typing import Any
 
 from fairseq_plugins.errors import ConfigurationError, explain, on_command_line, one_line
 from fairseq_plugins.process.ending import set_failed
-from fairseq_plugins.process.output import (
-    abandon_output,
-    is_output_failure,
-    say,
-    say_interrupted,
-    say_output_failure,
-)
+from fairseq_plugins.process.output import abandon_output, is_output_failure, say, say_interrupted, say_output_failure
 from fairseq_plugins.shared.fairseq_errors import wrong_option
 from fairseq_plugins.shared.files import is_own_file, unwritable
 

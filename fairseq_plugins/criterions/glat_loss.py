@@ -53,11 +53,7 @@ class GlatLoss(SummedLoss):
     """
 
     def __init__(
-        self,
-        task: FairseqTask,
-        label_smoothing: float,
-        position_decay: float = 0.0,
-        verifier_loss: float = 1.0,
+        self, task: FairseqTask, label_smoothing: float, position_decay: float = 0.0, verifier_loss: float = 1.0
     ) -> None:
         super().__init__(task)
         if not position_decay >= 0:

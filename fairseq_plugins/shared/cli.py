@@ -11,14 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from fairseq_plugins.errors import (
-    ConfigurationError,
-    did_you_mean,
-    explain,
-    on_command_line,
-    spell_as,
-    unknown_value,
-)
+from fairseq_plugins.errors import ConfigurationError, did_you_mean, explain, on_command_line, spell_as, unknown_value
 from fairseq_plugins.help_texts import version
 from fairseq_plugins.process.output import (
     PARENT,

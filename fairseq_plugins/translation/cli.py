@@ -238,10 +238,7 @@ def _translate_shard(translator: Translator, shard: ShardWriter, index: int, cou
     name = f"shard {index + 1} of {count}" if count > 1 else translator.model.decoder
     if done:
         say(f"{NAME}: resuming after {done} of {total} lines ({name})")
-    with (
-        _open_text(translator.args.input) as file,
-        progress_bar(total, initial=done, desc=name) as bar,
-    ):
+    with _open_text(translator.args.input) as file, progress_bar(total, initial=done, desc=name) as bar:
         for turn, chunk in enumerate(chunks(file, CHUNK)):
             before, number = number, number + len(chunk)
             if turn % count != index:

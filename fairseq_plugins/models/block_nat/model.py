@@ -153,11 +153,7 @@ class BlockNat(TransformerModel):
         return torch.cat(layers, -1), last
 
     def forward(
-        self,
-        src_tokens: Tensor,
-        src_lengths: Tensor,
-        blocks: Blocks,
-        glancing_ratio: float = 0.0,
+        self, src_tokens: Tensor, src_lengths: Tensor, blocks: Blocks, glancing_ratio: float = 0.0
     ) -> dict[str, Tensor]:
         """Predict masked blocks, in training with glancing.
 

@@ -66,12 +66,7 @@ class MaskedDecoder:
         return Draft(drafted, survival=survival, log_probs=log_probs)
 
     def _step(
-        self,
-        width: int,
-        tokens: Sequence[Tensor],
-        layout: Chain,
-        inputs: dict[str, Tensor],
-        added: Tensor | None,
+        self, width: int, tokens: Sequence[Tensor], layout: Chain, inputs: dict[str, Tensor], added: Tensor | None
     ) -> Sequence[Tensor | None]:
         """Run a step, and `_draft_of_block` with these further inputs."""
         joined = tokens[0] if len(tokens) == 1 else torch.cat(list(tokens), dim=1)
