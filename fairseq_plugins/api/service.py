@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError, Future
-from typing import TYPE_CHECKING, Any, NoReturn, Unpack
+from typing import TYPE_CHECKING, NoReturn, Unpack
 
 from fairseq_plugins.api.jobs import Job, OnStep
 from fairseq_plugins.api.options import CallOptions, SearchOptions
@@ -123,11 +123,23 @@ class Service:
         """
         if os.getpid() != self._process:
             raise ServiceClosed("the service is of another process, whose threads decode; make one in this process")
-        job = self._job(text, drafts, constraints, on_step, number, return_scores, options)
-        if job.input.is_blank:
+        model = self._model
+        search = model._generators.search(options, constraints is not None, return_scores)
+        if search.beam > self._max_beam:
+            problem = f"this service has beams and samples up to {self._max_beam}"
+            raise ConfigurationError("--beam", search.beam, problem)
+        if on_step is not None:
+            model._check_streams()
+            if search.beam > 1:
+                raise ConfigurationError("--nbest", search.beam, "a stream is of one sample", "leave it out")
+        source = model._encode(text, "text")
+        given = (model._cut(drafts, "drafts", is_one=True), model._cut(constraints, "constraints", is_one=True))
+        (sentence,) = model._inputs([source], *given, [number])
+        job = Job(sentence, search, on_step)
+        if sentence.is_blank:
             if on_step is not None:
                 on_step(Step([], 0, 0, "", finished=True))
-            job.end(self._model._blank())
+            job.end(model._blank())
             return job.future
         with self._lock:
             if self._is_closed:
@@ -180,30 +192,6 @@ class Service:
             job.end(ServiceClosed("the service was closed before the sentence ended"))
         self._finalizer()
         return has_ended
-
-    def _job(
-        self,
-        text: str,
-        drafts: TargetTexts,
-        constraints: TargetTexts,
-        on_step: OnStep | None,
-        number: int,
-        return_scores: bool,
-        options: Any,
-    ) -> Job:
-        model = self._model
-        search = model._generators.search(options, constraints is not None, return_scores)
-        if search.beam > self._max_beam:
-            problem = f"this service has beams and samples up to {self._max_beam}"
-            raise ConfigurationError("--beam", search.beam, problem)
-        if on_step is not None:
-            model._check_streams()
-            if search.beam > 1:
-                raise ConfigurationError("--nbest", search.beam, "a stream is of one sample", "leave it out")
-        source = model._encode(text, "text")
-        given = (model._cut(drafts, "drafts", is_one=True), model._cut(constraints, "constraints", is_one=True))
-        (sentence,) = model._inputs([source], *given, [number])
-        return Job(sentence, search, on_step)
 
     def _ended(self, job: Job, engine: ContinuousEngine | WholeBatches, future: "Future[Translation]") -> None:
         if future.cancelled() or isinstance(future.exception(), (ServiceClosed, CancelledError)):
