@@ -40,19 +40,11 @@ def acceptance(ends: Counter[tuple[int, bool]]) -> list[float]:
     return survival
 
 
-class _Symbols:
-    """Numbers symbols by their first use, so that a page contains only symbols that it uses."""
+class _Numbers(dict[int, int]):
+    """Numbers of tokens by their first use, so that a page contains only symbols that it uses."""
 
-    def __init__(self, symbols: list[str]) -> None:
-        self._symbols = symbols
-        self._numbers: dict[int, int] = {}
-
-    def number(self, tokens: list[int]) -> list[int]:
-        numbers = self._numbers
-        return [numbers.setdefault(token, len(numbers)) for token in tokens]
-
-    def used(self) -> list[str]:
-        return [self._symbols[token] for token in self._numbers]
+    def of(self, tokens: list[int]) -> list[int]:
+        return [self.setdefault(token, len(self)) for token in tokens]
 
 
 def page(name: str, trace: Trace, sentences: Iterable[TracedSentence]) -> tuple[str, str]:
@@ -60,7 +52,7 @@ def page(name: str, trace: Trace, sentences: Iterable[TracedSentence]) -> tuple[
 
     `name` is that of the trace's file.
     """
-    source, target = _Symbols(trace.source_symbols), _Symbols(trace.target_symbols)
+    source, target = _Numbers(), _Numbers()
     reasons = {reason: number for number, reason in enumerate(sorted(REASONS))}
     texts, iterations, size, note = [], [], 0, ""
     ids: list[int] = []
@@ -76,16 +68,16 @@ def page(name: str, trace: Trace, sentences: Iterable[TracedSentence]) -> tuple[
         iteration_counts.append(len(sentence.iterations))
         ends.update((step.accepted, step.bifurcation is not None) for step in sentence.iterations)
         eos = trace.target_symbols[sentence.output[-1]] if sentence.output else eos
-        reference = None if sentence.target is None else target.number(sentence.target)
-        tokens = source.number(sentence.source), reference, target.number(sentence.output)
+        reference = None if sentence.target is None else target.of(sentence.target)
+        tokens = source.of(sentence.source), reference, target.of(sentence.output)
         texts.append(page_json([*tokens, sentence.log_probs]))
         iterations.append(
             page_json(
                 [
                     [
-                        target.number(step.draft),
+                        target.of(step.draft),
                         step.draft_log_probs,
-                        target.number(step.verifier),
+                        target.of(step.verifier),
                         step.verifier_log_probs,
                         step.accepted,
                         step.bifurcation,
@@ -102,8 +94,8 @@ def page(name: str, trace: Trace, sentences: Iterable[TracedSentence]) -> tuple[
         "note": note,
         "reasons": list(reasons),
         "eos": eos,
-        "source": source.used(),
-        "target": target.used(),
+        "source": [trace.source_symbols[token] for token in source],
+        "target": [trace.target_symbols[token] for token in target],
         "ids": ids,
         "tokens": token_counts,
         "iterations": iteration_counts,
