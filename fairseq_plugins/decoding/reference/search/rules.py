@@ -69,7 +69,7 @@ def within_distance(epsilon: float, values: Tensor) -> Rule:
         numbers = values.to(draft.tokens.device)
         distance = (numbers[draft.tokens] - numbers[verification.best[:, :-1]]).abs()
         # Comparisons with NaN are false: EOS and words must be equal.
-        return exact(draft, verification) | (_allowed(draft, verification) & (distance <= epsilon))
+        return exact(draft, verification) | (accept_all(draft, verification) & (distance <= epsilon))
 
     return rule
 
@@ -79,16 +79,11 @@ def with_min_block(block: int, rule: Rule) -> Rule:
 
     def relaxed(draft: Draft, verification: Verification) -> Tensor:
         first = torch.arange(draft.tokens.size(1), device=draft.tokens.device) < block - 1
-        return rule(draft, verification) | (_allowed(draft, verification) & first)
+        return rule(draft, verification) | (accept_all(draft, verification) & first)
 
     return relaxed
 
 
-def _allowed(draft: Draft, verification: Verification) -> Tensor:
-    """Return which drafted tokens [B, K] fairseq's constraints allow: -inf marks the forbidden ones."""
-    return verification.log_probs[:, :-1].gather(2, draft.tokens[:, :, None])[:, :, 0] > -torch.inf
-
-
 def accept_all(draft: Draft, verification: Verification) -> Tensor:
-    """Accept every drafted token that fairseq's constraints allow: NAT decoding without a verifier."""
-    return _allowed(draft, verification)
+    """Accept every drafted token that fairseq's constraints allow (-inf: not): NAT decoding without a verifier."""
+    return verification.log_probs[:, :-1].gather(2, draft.tokens[:, :, None])[:, :, 0] > -torch.inf
