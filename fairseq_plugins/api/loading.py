@@ -200,10 +200,8 @@ def configuration(files: ModelFiles, decoder: str, precision: str, options: Mapp
 
 def _fitting(decoder: str | None) -> set[str]:
     """Return the names of options that fit a decoder: its own, and those of every call."""
-    own = (
-        {declared.name for declared in fields(methods.find(decoder).options)} if decoder in methods.DECODERS else set()
-    )
-    return own | names(SearchOptions)
+    own = fields(methods.find(str(decoder)).options) if decoder in methods.DECODERS else ()
+    return {declared.name for declared in own} | names(SearchOptions)
 
 
 def _absolute(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def dequantized(layer: Linear) -> FloatLinear:
 
 def is_small(weight: Tensor) -> bool:
     """Return whether a copy of a weight takes little memory."""
-    return weight.numel() * weight.element_size() <= _SMALL_BYTES
+    return weight.nbytes <= _SMALL_BYTES
 
 
 def quantized(layer: FloatLinear) -> QuantizedLinear:
@@ -170,14 +170,14 @@ def _joined(parameters: Sequence[Tensor]) -> Tensor:
 
 def _are_adjacent(parameters: Sequence[Tensor]) -> bool:
     """Return whether parameters follow each other in one storage, as after an earlier `_joined`."""
-    ends = [parameter.data_ptr() + parameter.numel() * parameter.element_size() for parameter in parameters]
+    ends = [parameter.data_ptr() + parameter.nbytes for parameter in parameters]
     begins = [parameter.data_ptr() for parameter in parameters]
     share_storage = len({parameter.untyped_storage().data_ptr() for parameter in parameters}) == 1
     return share_storage and ends[:-1] == begins[1:] and all(parameter.is_contiguous() for parameter in parameters)
 
 
 def _owns_its_memory(parameter: Tensor) -> bool:
-    own = parameter.numel() * parameter.element_size() == parameter.untyped_storage().nbytes()
+    own = parameter.nbytes == parameter.untyped_storage().nbytes()
     return own and not parameter.is_inference() and not is_taken(parameter)
 
 
