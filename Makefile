@@ -59,7 +59,7 @@ lint: $(READY)  ## ruff, mypy, clang-format and shellcheck
 	@$(IN_VENV) ruff check .
 	@$(IN_VENV) ruff format --check .
 	@$(IN_VENV) mypy
-	@$(IN_VENV) clang-format --dry-run --Werror $$(find fairseq_plugins -name '*.cpp' -o -name '*.h')
+	@$(IN_VENV) clang-format --dry-run --Werror $$(find fairseq_plugins tests -name '*.cpp' -o -name '*.h')
 	@$(IN_VENV) shellcheck --severity=warning --external-sources train_scripts/*.sh .ci/run
 
 clean:  ## remove caches and build leftovers; keeps .venv, data and trained models

@@ -17,7 +17,7 @@ import pytest
 NAME = "fairseq_plugins.decoding.native._kernels"
 
 
-def _use(library: str) -> None:
+def use_library(library: str) -> None:
     """Let `kernels` find the kernels of a library instead of the installed ones."""
     spec = importlib.util.spec_from_file_location(NAME, library)
     assert spec is not None and spec.loader is not None
@@ -75,7 +75,7 @@ def _status_of(call: Callable[[], None]) -> int:
 
 
 def main(library: str) -> int:
-    _use(library)
+    use_library(library)
     from tests.decoding.native import test_generator  # noqa: F401  # so that the child processes need not import it
 
     for fault in FAULTS:
