@@ -1,6 +1,6 @@
 // Calls the kernels' thread pool from several threads at once, with ever other numbers of parts, and in forked
-// processes; and hands sentences over between threads. With an argument, two tasks write one number: a race that
-// ThreadSanitizer must see.
+// processes; lets parts throw; and hands sentences over between threads. With an argument, two tasks write one number:
+// a race that ThreadSanitizer must see.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <new>
 
 #include "queue.h"
 // For what is its own.
@@ -72,6 +73,23 @@ bool all_decoded(int64_t workers, int64_t sentences, int64_t& ended_elsewhere) {
     return is_right;
 }
 
+// Whether the exceptions of parts arrive at the caller, after all parts have ended, and later calls are right.
+bool all_caught(int64_t parts, int64_t thrower) {
+    std::atomic<int64_t> ended{0};
+    bool is_caught = false;
+    try {
+        threads::run(parts, [&](int64_t part) {
+            if (part == thrower || thrower < 0) throw std::bad_alloc();
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            ++ended;
+        });
+    } catch (const std::bad_alloc&) {
+        is_caught = true;
+    }
+    const int64_t expected = thrower < 0 ? 0 : parts - 1;
+    return is_caught && ended == expected && threads::available() == 4 && all_run(2, 0);
+}
+
 }  // namespace
 
 int main(int arguments, char**) {
@@ -96,6 +114,11 @@ int main(int arguments, char**) {
     }
     for (std::thread& caller : callers) caller.join();
     if (wrong) std::fputs("calls or children went wrong\n", stderr);
+    for (int64_t thrower = -1; thrower < 4; ++thrower) {
+        if (all_caught(4, thrower)) continue;
+        std::fputs("an exception was lost\n", stderr);
+        wrong += 1;
+    }
     // Where the processors are busy, the first worker may be done before another one wakes.
     int64_t ended_elsewhere = 0;
     for (int turn = 0; turn < 1000 && (turn < 8 || ended_elsewhere == 0); ++turn) {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <exception>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -19,21 +18,17 @@ class Queue {
 public:
     explicit Queue(std::vector<int64_t> sentences) : waiting(std::move(sentences)) {}
 
-    // Calls work(0) .. work(workers - 1) on threads. If one throws, the others stop, and its exception is rethrown
-    // here.
+    // Calls work(0) .. work(workers - 1) on threads. If one throws, the others stop.
     template <typename Work>
     void run(int64_t workers, const Work& work) {
-        std::exception_ptr failure;
         threads::run(workers, [&](int64_t number) {
             try {
                 work(number);
             } catch (...) {
-                std::lock_guard<std::mutex> lock(mutex);
-                if (!has_failed) failure = std::current_exception();
                 has_failed = true;
+                throw;
             }
         });
-        if (failure) std::rethrow_exception(failure);
     }
 
     // Takes up to `most` waiting sentences; none after a worker has failed.

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -140,11 +141,19 @@ void run(int64_t parts, const std::function<void(int64_t)>& task) {
         for (int64_t part = 0; part < parts; ++part) task(part);
         return;
     }
+    std::exception_ptr failure;
+    std::mutex failing;
     own->run(parts, [&](int64_t part) {
         is_inside = true;
-        task(part);
+        try {
+            task(part);
+        } catch (...) {
+            std::lock_guard<std::mutex> lock(failing);
+            if (!failure) failure = std::current_exception();
+        }
         is_inside = false;
     });
+    if (failure) std::rethrow_exception(failure);
 }
 
 }  // namespace threads

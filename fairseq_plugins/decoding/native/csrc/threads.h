@@ -19,7 +19,7 @@ void set_own(int64_t count);
 int64_t available();
 
 // Calls task(0) .. task(parts - 1) on threads; sequentially if another call has the pool. A single part runs on the
-// caller's thread and may use the pool itself.
+// caller's thread and may use the pool itself. Rethrows the first exception of a part here, once the others have ended.
 void run(int64_t parts, const std::function<void(int64_t)>& task);
 
 // Waits between two polls of another thread. After many polls it yields the core.
