@@ -263,6 +263,24 @@ def test_costs_are_profiled_when_the_generator_is_built(learned: tuple) -> None:
     assert 0 < costs.prepare < 1
 
 
+def test_start_is_measured_with_different_sentences() -> None:
+    """Of equal sentences, one after the other, the drafter encodes one: their start would seem cheap."""
+    torch.set_num_threads(1)
+    task = make_task(100)
+    verifier = make_transformer(task, 3)
+    drafter = make_drafter(task, 4, verifier=verifier, encoder_ffn_embed_dim=4096)
+    sample = make_sample(task, [23] * 4)
+    measured, taken = [], []
+    for _ in range(8):
+        how = Options("gad", 5, fixed_width=False)
+        policy = choose_backend(how.spec, how.options, how.context([verifier], drafter, task)).method.policy
+        measured.append(policy.costs.prepare)
+        generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=2)
+        generator.generate([], sample)
+        taken.append(generator.backend.seconds()["prepare"] / (4 * 24))
+    assert min(measured) > min(taken) / 2
+
+
 def test_sentence_that_is_left_over_starts_to_draft() -> None:
     """Drafts save time only for a sentence that is alone. It starts then, if the start does not cost too much."""
     task = make_task(100)

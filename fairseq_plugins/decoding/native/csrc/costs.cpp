@@ -34,8 +34,9 @@ Batch synthetic_batch(const Transformer& model, int64_t sentences, int64_t sourc
     for (int64_t b = 0; b <= sentences; ++b) batch.sources.begins.push_back(b * source_length);
     batch.sources.lengths.assign(sentences, batch.sources.longest = source_length);
     const int64_t rows = sentences * source_length, dim = model.layers[0].cross_key_value->inputs;
-    // Ids of the special symbols, which every dictionary has.
-    for (int64_t row = 0; row < rows; ++row) batch.sources.tokens.push_back(row % 4);
+    // Ids of the special symbols, which every dictionary has. No sentence equals the one before it, which is encoded
+    // once for both.
+    for (int64_t row = 0; row < rows; ++row) batch.sources.tokens.push_back((row + row / source_length) % 4);
     for (auto* values : {&batch.sources.encoded, &batch.sources.embedding}) {
         values->resize(rows * dim);
         for (int64_t i = 0; i < rows * dim; ++i) (*values)[i] = static_cast<float>(i * 7919 % 101) / 101 - 0.5f;
