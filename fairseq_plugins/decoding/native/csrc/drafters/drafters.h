@@ -75,15 +75,10 @@ private:
     std::vector<std::vector<Text>> texts;  // [B], texts to copy from
 };
 
-// Fixed-point iteration: Santilli et al. 2023, Algorithms 1 to 3.
-struct JacobiOptions {
-    int64_t block = 0;  // positions solved in parallel; 0 for `window_ratio` times the longest source
-    double window_ratio = 1.5;
-    int64_t length = -1;  // output length from which decoding is greedy; negative for never
-    int64_t initial = 0;  // token that initializes every position; negative for the source token there
-    int64_t pool = 0;     // size of the bigram pool (the vocabulary); 0 for none
-};
-SharedDrafter make_jacobi_drafter(JacobiOptions options);
+// Makes a drafter by fixed-point iteration (Santilli et al. 2023, Algorithms 1 to 3). block: positions solved in
+// parallel; 0 for `window_ratio` times the longest source. length: of an output from which decoding is greedy; negative
+// for never. initial: token that begins each position; negative for the source token there. pool: 0 for no bigrams.
+SharedDrafter make_jacobi_drafter(int64_t block, double window_ratio, int64_t length, int64_t initial, int64_t pool);
 
 // Makes a drafter of heads on the verifier's states (Stern et al. 2018). expand: the shared hidden layer of the heads.
 // shrink: the output layers of the heads 2, 3, ..., one after the other. projection: to the vocabulary.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <unordered_map>
 
 #include "drafters.h"
 
@@ -14,7 +15,8 @@ constexpr float PROBABILITY = 0.5f;
 
 class JacobiDrafter final : public Drafter {
 public:
-    explicit JacobiDrafter(JacobiOptions options) : options(options) {}
+    JacobiDrafter(int64_t block, double window_ratio, int64_t length, int64_t initial, bool has_pool)
+        : fixed_block(block), window_ratio(window_ratio), greedy_from(length), initial(initial), has_pool(has_pool) {}
 
     int64_t max_width(const Batch& batch) const override { return block_of(batch.sources.longest) - 1; }
     bool reads_all_predictions() const override { return true; }
@@ -23,15 +25,14 @@ public:
         stride = block_of(batch.sources.longest);
         blocks.assign(batch.sentences(), stride);
         tails.assign(batch.sentences() * stride, -1);
-        // The verifier's last prediction after each token.
-        pools.assign(options.pool ? batch.sentences() : 0, {});
+        pools.assign(batch.sentences(), {});
     }
 
     void begin(const Batch& batch, const std::vector<int64_t>& sentences) override {
         for (const int64_t b : sentences) {
             if (batch.is_open) blocks[b] = block_of(batch.sources.length(b));
             std::fill_n(tails.begin() + b * stride, stride, -1);
-            if (options.pool) pools[b].assign(options.pool, -1);
+            pools[b].clear();
         }
     }
 
@@ -41,12 +42,13 @@ public:
             const int64_t b = work.active[index], length = batch.lengths[b], block = blocks[b];
             // The verifier predicts one position more than is drafted, so the last position of a block needs no draft.
             int64_t count = block - 1 - length % block;
-            if (options.length >= 0) count = std::max<int64_t>(std::min(count, options.length - 1 - length), 0);
+            if (greedy_from >= 0) count = std::min(count, greedy_from - 1 - length);
             int64_t last = batch.last_token(b);
             for (int64_t t = 0; t < count && work.drafts.can_add(index); ++t) {
                 const int64_t predicted = tails[b * stride + t];
                 int64_t token = predicted >= 0 ? predicted : initial_token(batch, b, length + t);
-                if (options.pool && pools[b][last] >= 0) token = pools[b][last];
+                const auto pooled = pools[b].find(last);
+                if (pooled != pools[b].end()) token = pooled->second;
                 last = token;
                 if (!work.drafts.add(index, token, t == 0 ? PROBABILITY : 1)) break;
             }
@@ -65,7 +67,7 @@ public:
             }
             // As Lookahead's n-gram pool (arXiv 2402.02057), with bigrams: a drafted token and the prediction after it.
             int64_t before = work.batch.last_token(b);
-            for (int64_t t = 0; options.pool && t <= drafted; ++t) {
+            for (int64_t t = 0; has_pool && t <= drafted; ++t) {
                 pools[b][before] = predicted[t];
                 if (t < drafted) before = work.drafts.token(index, t);
             }
@@ -75,25 +77,29 @@ public:
 private:
     // The length of an output is unknown; `window_ratio` times the longest source of the batch bounds it.
     int64_t block_of(int64_t source) const {
-        if (options.block) return options.block;
-        return static_cast<int64_t>(std::ceil(options.window_ratio * source)) + 1;
+        return fixed_block > 0 ? fixed_block : static_cast<int64_t>(std::ceil(window_ratio * source)) + 1;
     }
 
     int64_t initial_token(const Batch& batch, int64_t sentence, int64_t position) const {
-        if (options.initial >= 0) return options.initial;
+        if (initial >= 0) return initial;
         const int64_t length = batch.sources.length(sentence);
         return position < length ? batch.sources.sentence(sentence)[position] : batch.limits.pad;
     }
 
-    const JacobiOptions options;
-    int64_t stride = 1;                       // the largest block
-    std::vector<int64_t> blocks;              // [B]
-    std::vector<int64_t> tails;               // [B][stride], the next draft; -1 where nothing was predicted
-    std::vector<std::vector<int64_t>> pools;  // [B][vocabulary], the prediction after each token; -1 for none
+    const int64_t fixed_block;
+    const double window_ratio;
+    const int64_t greedy_from, initial;
+    const bool has_pool;
+    int64_t stride = 1;           // the largest block
+    std::vector<int64_t> blocks;  // [B]
+    std::vector<int64_t> tails;   // [B][stride], the next draft; -1 where nothing was predicted
+    std::vector<std::unordered_map<int64_t, int64_t>> pools;  // [B], the verifier's last prediction after each token
 };
 
 }  // namespace
 
-SharedDrafter make_jacobi_drafter(JacobiOptions options) { return std::make_shared<JacobiDrafter>(options); }
+SharedDrafter make_jacobi_drafter(int64_t block, double window_ratio, int64_t length, int64_t initial, int64_t pool) {
+    return std::make_shared<JacobiDrafter>(block, window_ratio, length, initial, pool > 0);
+}
 
 }  // namespace spec_dec
