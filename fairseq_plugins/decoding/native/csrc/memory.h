@@ -1,4 +1,4 @@
-// Reusable buffers, and the KV cache in one of them.
+// Reusable buffers, and the KV cache.
 
 #pragma once
 
@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <utility>
 #include <vector>
 
 namespace spec_dec {
@@ -32,46 +33,28 @@ auto* at_least(Buffer& buffer, int64_t size) {
     return buffer.data();
 }
 
-// A large array of lazily mapped pages, which take no memory until they are written: a cache has slots for the longest
-// output, but most outputs are short. Growing discards the contents.
-class ReusableBuffer {
-public:
-    ReusableBuffer() = default;
-    ~ReusableBuffer() { release(); }
-    ReusableBuffer(const ReusableBuffer&) = delete;
-    ReusableBuffer& operator=(const ReusableBuffer&) = delete;
-
-    float* at_least(int64_t numbers) {
-        const size_t wanted = numbers * sizeof(float);
-        if (wanted > bytes) {
-            release();
-            void* mapped =
-                mmap(nullptr, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-            if (mapped == MAP_FAILED) throw std::bad_alloc();
-            memory = static_cast<float*>(mapped);
-            bytes = wanted;
-        }
-        return memory;
-    }
-
-private:
-    void release() {
-        if (memory) munmap(memory, bytes);
-        memory = nullptr;
-        bytes = 0;
-    }
-
-    float* memory = nullptr;
-    size_t bytes = 0;
-};
-
-// Keys and values [layers][rows][2][D]: a row for each slot of each sentence, or for each source token.
+// Keys and values [layers][rows][2][D]: a row for each slot of each sentence, or for each source token. Their pages are
+// mapped lazily and take no memory until they are written: there are slots for the longest output, but most outputs are
+// short.
 class KeyValues {
 public:
+    KeyValues() = default;
+    ~KeyValues() { unmap(); }
+    KeyValues(const KeyValues&) = delete;
+    KeyValues& operator=(const KeyValues&) = delete;
+
+    // Discards the contents.
     void reset(int64_t layers, int64_t new_rows, int64_t width) {
         rows = new_rows;
         row_size = 2 * width;
-        base = buffer.at_least(layers * rows * row_size);
+        const size_t wanted = layers * rows * row_size * sizeof(float);
+        if (wanted <= bytes) return;
+        unmap();
+        void* mapped =
+            mmap(nullptr, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (mapped == MAP_FAILED) throw std::bad_alloc();
+        base = static_cast<float*>(mapped);
+        bytes = wanted;
     }
 
     float* at(int64_t layer, int64_t row) const { return base + (layer * rows + row) * row_size; }
@@ -87,8 +70,12 @@ public:
     int64_t row_size = 0;  // floats of a key and its value
 
 private:
-    ReusableBuffer buffer;
+    void unmap() {
+        if (bytes > 0) munmap(base, std::exchange(bytes, 0));
+    }
+
     float* base = nullptr;
+    size_t bytes = 0;
     int64_t rows = 0;
 };
 
