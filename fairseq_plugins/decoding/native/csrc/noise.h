@@ -60,22 +60,5 @@ static inline float gumbel(uint32_t word) {
     return static_cast<float>(static_cast<int32_t>(scaled) - OFFSET) * (1.0f / (1 << 19));
 }
 
-// The random word of a token.
-static inline uint32_t word(int64_t token, const NoiseKey& key) {
-    uint32_t c[4] = {static_cast<uint32_t>(token / BLOCK * COUNTERS + token % COUNTERS), key.position, key.sample,
-                     key.sentence};
-    uint32_t keys[2] = {key.seed[0], key.seed[1]};
-    for (int round = 0; round < ROUNDS; ++round) {
-        const uint64_t p = static_cast<uint64_t>(c[0]) * MULTIPLIERS[0],
-                       q = static_cast<uint64_t>(c[2]) * MULTIPLIERS[1];
-        c[0] = static_cast<uint32_t>(q >> 32) ^ c[1] ^ keys[0];
-        c[2] = static_cast<uint32_t>(p >> 32) ^ c[3] ^ keys[1];
-        c[1] = static_cast<uint32_t>(q);
-        c[3] = static_cast<uint32_t>(p);
-        for (int half = 0; half < 2; ++half) keys[half] += KEY_STEPS[half];
-    }
-    return c[token / COUNTERS % 4];
-}
-
 }  // namespace noise
 }  // namespace spec_dec

@@ -78,7 +78,9 @@ int64_t noisy_argmax(const float* scores, int64_t size, int64_t likely, const No
         }
     };
     // First a token that is likely to be good, since it bounds the others.
-    try_token(likely, scores[likely], noise::word(likely, key));
+    Integers words[4];
+    philox(static_cast<uint32_t>(likely / noise::BLOCK * noise::COUNTERS + likely % noise::COUNTERS), key, words);
+    try_token(likely, scores[likely], words[likely / noise::COUNTERS % 4][0]);
     for (int64_t begin = 0; begin < size; begin += noise::BLOCK) {
         const float* from = scores + begin;
         float partial[noise::BLOCK];
@@ -91,7 +93,6 @@ int64_t noisy_argmax(const float* scores, int64_t size, int64_t likely, const No
         for (int v = 0; v < noise::BLOCK; v += LANES) may_win |= load(from + v) + splat(noise::MAX) >= best;
         if (!any_lane(may_win)) continue;
         for (int part = 0; part < noise::COUNTERS; part += LANES) {
-            Integers words[4];
             philox(static_cast<uint32_t>(begin / noise::BLOCK * noise::COUNTERS + part), key, words);
             for (int j = 0; j < 4; ++j) {
                 const int offset = j * noise::COUNTERS + part;
