@@ -10,16 +10,6 @@
 
 namespace spec_dec {
 
-void refuse_nan(float score) {
-    if (!std::isnan(score)) return;
-    throw std::runtime_error("the model's scores are not numbers (NaN): its weights or activations overflow");
-}
-
-void apply_temperature(float* scores, int64_t count, const SentenceLimits& limits) {
-    if (limits.temperature == 1) return;
-    for (int64_t i = 0; i < count; ++i) scores[i] /= limits.temperature;
-}
-
 namespace {
 
 constexpr float FORBIDDEN = -std::numeric_limits<float>::infinity();
@@ -32,7 +22,38 @@ void forbid(float* scores, int64_t begin, int64_t end, const std::vector<int64_t
     }
 }
 
+// Whether --sampling-topk or --sampling-topp keep a token. As in fairseq, the second one makes the first one void.
+bool is_kept(const float* scores, float shift, int64_t token, int64_t size, const SentenceLimits& limits) {
+    const float score = scores[token];
+    if (limits.topp > 0) {
+        thread_local std::vector<float> better;
+        better.clear();
+        std::copy_if(scores, scores + size, std::back_inserter(better), [&](float other) { return other > score; });
+        return !(kernels().sum_exp(better.data(), better.size(), shift) >= limits.topp);
+    }
+    if (limits.topk <= 0) return true;
+    return std::count_if(scores, scores + size, [&](float other) { return other > score; }) < limits.topk;
+}
+
+// Applies temperature and limits to logits. Returns what, subtracted from them, gives log-probabilities.
+float limit_scores(float* scores, const Limits& limits, int64_t sentence, int64_t position) {
+    apply_temperature(scores, limits.vocabulary, limits.of(sentence));
+    const float shift = log_sum_exp(scores, limits.vocabulary);
+    constrain(scores, 0, limits.vocabulary, limits, sentence, position);
+    return shift;
+}
+
 }  // namespace
+
+void refuse_nan(float score) {
+    if (!std::isnan(score)) return;
+    throw std::runtime_error("the model's scores are not numbers (NaN): its weights or activations overflow");
+}
+
+void apply_temperature(float* scores, int64_t count, const SentenceLimits& limits) {
+    if (limits.temperature == 1) return;
+    for (int64_t i = 0; i < count; ++i) scores[i] /= limits.temperature;
+}
 
 void constrain(float* scores, int64_t begin, int64_t end, const Limits& limits, int64_t sentence, int64_t position) {
     const auto at = [&](int64_t token) { return begin <= token && token < end ? scores + token - begin : nullptr; };
@@ -52,23 +73,6 @@ void constrain(float* scores, int64_t begin, int64_t end, const Limits& limits, 
     if (position == limits.beginning(sentence)) forbid(scores, begin, end, limits.of(sentence).begin_suppressed);
 }
 
-namespace {
-
-// Whether --sampling-topk or --sampling-topp keep a token. As in fairseq, the second one makes the first one void.
-bool is_kept(const float* scores, float shift, int64_t token, int64_t size, const SentenceLimits& limits) {
-    const float score = scores[token];
-    if (limits.topp > 0) {
-        thread_local std::vector<float> better;
-        better.clear();
-        std::copy_if(scores, scores + size, std::back_inserter(better), [&](float other) { return other > score; });
-        return !(kernels().sum_exp(better.data(), better.size(), shift) >= limits.topp);
-    }
-    if (limits.topk <= 0) return true;
-    return std::count_if(scores, scores + size, [&](float other) { return other > score; }) < limits.topk;
-}
-
-}  // namespace
-
 int64_t choose_token(float* scores, float shift, const Limits& limits, int64_t sentence, int64_t position) {
     const SentenceLimits& own = limits.of(sentence);
     const int64_t size = limits.vocabulary, best = kernels().argmax(scores, size);
@@ -86,18 +90,14 @@ int64_t choose_token(float* scores, float shift, const Limits& limits, int64_t s
 }
 
 BestToken best_token(float* scores, const Limits& limits, int64_t sentence, int64_t position) {
-    apply_temperature(scores, limits.vocabulary, limits.of(sentence));
-    const float shift = log_sum_exp(scores, limits.vocabulary);
-    constrain(scores, 0, limits.vocabulary, limits, sentence, position);
+    const float shift = limit_scores(scores, limits, sentence, position);
     const int64_t only = limits.only(sentence, position);
     const int64_t best = only >= 0 ? only : choose_token(scores, shift, limits, sentence, position);
     return {best, shift};
 }
 
 void to_log_probs(float* scores, const Limits& limits, int64_t sentence, int64_t position) {
-    apply_temperature(scores, limits.vocabulary, limits.of(sentence));
-    const float shift = log_sum_exp(scores, limits.vocabulary);
-    constrain(scores, 0, limits.vocabulary, limits, sentence, position);
+    const float shift = limit_scores(scores, limits, sentence, position);
     for (int64_t i = 0; i < limits.vocabulary; ++i) scores[i] -= shift;
 }
 
