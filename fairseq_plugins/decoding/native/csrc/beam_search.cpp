@@ -107,11 +107,9 @@ public:
                 sentence_of_row.push_back(index);
             }
         }
-        index_of.assign(batch.sentences(), 0);
-        for (size_t index = 0; index < active.size(); ++index) index_of[active[index].number] = index;
         decoder.run(rows, {}, {}, [&](int64_t row) {
-            const Sentence& sentence = active[index_of[row / max_beam]];
-            return sentence.ancestors.data() + row % max_beam * sentence.columns;
+            const Sentence& sentence = active[sentence_of_row[row]];
+            return sentence.ancestors.data() + rows.sentence[row] % max_beam * sentence.columns;
         });
         score_rows();
         size_t row = 0;
@@ -140,7 +138,7 @@ private:
     std::vector<std::vector<Hypothesis>>& outputs;
     std::vector<int64_t>& steps;
     Rows rows;
-    std::vector<size_t> sentence_of_row, index_of;
+    std::vector<size_t> sentence_of_row;
     std::vector<TopTokens> best, partial;  // of each row; of each row and part of the vocabulary
     std::vector<float> normalizers;        // of each row
 
@@ -305,19 +303,17 @@ std::vector<std::vector<Hypothesis>> BeamSearch::run(Batch& batch, const RunOpti
     std::vector<int64_t> waiting(count);
     std::iota(waiting.begin(), waiting.end(), 0);
     Queue queue(std::move(waiting));
-    const double began = seconds_now();
-    queue.run(workers, [&](int64_t number) {
+    const auto work = [&](int64_t number) {
         BeamSearchWorker worker(*model, decoder, batch, max_beam, outputs, steps);
         double checked = seconds_now();
         while (!queue.has_failed) {
-            const std::vector<int64_t> fresh = queue.take(most - static_cast<int64_t>(worker.active.size()));
-            worker.admit(fresh, most);
+            worker.admit(queue.take(most - static_cast<int64_t>(worker.active.size())), most);
             if (worker.active.empty()) break;
             worker.iterate();
             options.check(number, checked);
         }
-    });
-    seconds[VERIFY] += seconds_now() - began;
+    };
+    timed(seconds[VERIFY], [&] { queue.run(workers, work); });
     return outputs;
 }
 

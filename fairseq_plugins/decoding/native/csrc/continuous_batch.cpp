@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <stdexcept>
-#include <tuple>
 #include <utility>
 
 #include "worker.h"
@@ -18,19 +17,6 @@ constexpr int64_t REFILL_SHARE = 4;
 constexpr int64_t MAX_SENTENCES = 64;
 // Memory of positions after this one is given back when a sentence has ended.
 constexpr int64_t KEPT_POSITIONS = 256;
-
-// Returns the message of the exception that is being handled.
-std::pair<std::string, bool> current_error() {
-    try {
-        throw;
-    } catch (const std::domain_error& error) {
-        return {error.what(), true};
-    } catch (const std::exception& error) {
-        return {error.what(), false};
-    } catch (...) {
-        return {"unknown error", false};
-    }
-}
 
 }  // namespace
 
@@ -62,7 +48,7 @@ ContinuousBatch::ContinuousBatch(const Transformer& encoder, GreedySearch& greed
 void ContinuousBatch::admit(Request request) {
     {
         std::lock_guard<std::mutex> lock(mutex);
-        if (is_closed) throw std::invalid_argument("the batch is closed");
+        require(!is_closed, "the batch is closed");
         waiting.push_back(std::move(request));
     }
     has_work.notify_one();
@@ -230,11 +216,12 @@ void ContinuousBatch::retry_alone(const std::vector<int64_t>& sentences) {
             } while (goes_on && !is_dropped(b));
             // The slot of a sentence that has ended may be another's by now.
             if (goes_on) push({}, {b});
-        } catch (...) {
+        } catch (const std::exception& error) {
             Event event;
             event.id = slots[b].id;
             event.is_end = true;
-            std::tie(event.error, event.is_forbidden_eos) = current_error();
+            event.error = error.what();
+            event.is_forbidden_eos = dynamic_cast<const std::domain_error*>(&error) != nullptr;
             push({std::move(event)}, {b});
         }
     }

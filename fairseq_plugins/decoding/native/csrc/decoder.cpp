@@ -22,10 +22,9 @@ void Decoder::begin(const Sources& new_sources, int64_t new_capacity, int64_t ne
     capacity = new_capacity;
     beam = new_beam;
     const int64_t layers = model->layers.size();
-    if (!model->layers[0].cross_query) throw std::invalid_argument("a decoder needs cross-attention");
-    if (static_cast<int64_t>(sources->encoded.size()) != sources->rows() * model->layers[0].cross_key_value->inputs) {
-        throw std::invalid_argument("the sources have been encoded in another width");
-    }
+    require(model->layers[0].cross_query != nullptr, "a decoder needs cross-attention");
+    const int64_t numbers = sources->rows() * model->layers[0].cross_key_value->inputs;
+    require(static_cast<int64_t>(sources->encoded.size()) == numbers, "the sources have been encoded in another width");
     self_cache.reset(layers, sources->sentences() * beam * capacity, model->width);
     cross_cache.reset(layers, sources->rows(), model->width);
 }
@@ -79,10 +78,10 @@ float* Decoder::embed(Rows& rows, const std::function<void(int64_t, float*)>& in
         }
         if (input) {
             input(row, x + row * width);
-        } else if (rows.tokens[row] < 0 || rows.tokens[row] >= model->embedding.size) {
-            throw std::invalid_argument("a token is outside of the vocabulary");
         } else {
-            model->embed(rows.tokens[row], x + row * width);
+            const int64_t token = rows.tokens[row];
+            require(0 <= token && token < model->embedding.size, "a token is outside of the vocabulary");
+            model->embed(token, x + row * width);
         }
         model->add_position(position, x + row * width);
         longest = std::max({longest, rows.last_visible[row] + 1, sources->length(rows.sentence[row] / beam)});
@@ -118,7 +117,7 @@ void Decoder::run(Rows& rows, const std::function<void(int64_t, float*)>& input,
         const int64_t* before = nullptr;  // of the same sentence
         for (int64_t row = 0; ancestors && row < count; ++row) {
             const int64_t own_row = rows.sentence[row], first = own_row - own_row % beam, length = rows.position[row];
-            const int64_t* ancestor = ancestors(own_row);
+            const int64_t* ancestor = ancestors(row);
             for (int64_t s = 0; s < length; ++s) {
                 if (before && before[s] == ancestor[s]) continue;  // still there
                 std::copy_n(slot(layer, first + ancestor[s], s), slot_size, gathered + s * slot_size);

@@ -40,8 +40,8 @@ public:
     // Runs rows through the layers. The states after the layers `kept` (0: before the first) go to rows.states.
     //
     // input(row, x): writes the input embedding of a row, without position, to x. If empty, tokens are embedded.
-    // ancestors(cache row): for beam search, where rows.sentence is the cache row of a hypothesis. Returns, for each
-    // earlier slot, which hypothesis of the sentence wrote it. If empty, rows read slots of their own sentence.
+    // ancestors(row): for beam search, where rows.sentence is the cache row of a hypothesis. Returns, for each earlier
+    // slot, which hypothesis of the sentence wrote it. If empty, rows read slots of their own sentence.
     void run(Rows& rows, const std::function<void(int64_t, float*)>& input, const std::vector<int>& kept,
              const std::function<const int64_t*(int64_t)>& ancestors = {}) const;
 

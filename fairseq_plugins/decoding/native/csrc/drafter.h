@@ -52,13 +52,10 @@ struct Batch {
         columns = limits.max_len + 2;
         tokens.assign(count * columns, limits.pad);
         log_probs.assign(count * columns, 0);
-        lengths.assign(count, 0);
-        finished.assign(count, 0);
-        is_drafted.assign(count, 0);
+        for (auto* numbers : {&lengths, &drafted, &accepted}) numbers->assign(count, 0);
+        for (auto* flags : {&finished, &is_drafted}) flags->assign(count, 0);
         lost.assign(count, 0);
         emitted.assign(count, {});
-        drafted.assign(count, 0);
-        accepted.assign(count, 0);
         for (int64_t b = 0; b < count; ++b) tokens[b * columns] = first_token;
     }
 

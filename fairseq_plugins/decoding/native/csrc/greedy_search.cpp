@@ -28,11 +28,8 @@ GreedySearch::GreedySearch(std::shared_ptr<const Transformer> model, OutputHead 
 
 void GreedySearch::begin(Batch& batch) {
     batch.begin();
-    const double began = seconds_now();
-    if (drafter) drafter->begin_batch(batch);
-    seconds[PREPARE] += seconds_now() - began;
-    const int64_t width = max_width(batch);
-    verifier.begin(batch.sources, batch.columns + width + 1);
+    if (drafter) timed(seconds[PREPARE], [&] { drafter->begin_batch(batch); });
+    verifier.begin(batch.sources, batch.columns + max_width(batch) + 1);
 }
 
 int64_t GreedySearch::micro_batch_size(const Batch& batch, const RunOptions& options) const {

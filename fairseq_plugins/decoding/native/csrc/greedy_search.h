@@ -22,6 +22,14 @@ enum Stage { ENCODE, PREPARE, DRAFT, VERIFY, ACCEPT, OBSERVE, STAGES };
 using StageSeconds = std::array<double, STAGES>;
 double seconds_now();
 
+// Adds the time of a call to `seconds`.
+template <typename Call>
+void timed(double& seconds, const Call& call) {
+    const double began = seconds_now();
+    call();
+    seconds += seconds_now() - began;
+}
+
 // Options of a call that decodes.
 struct RunOptions {
     int64_t iterations = -1;              // maximum for each sentence; negative for no limit

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "memory.h"
+#include "require.h"
 #include "threads.h"
 
 namespace spec_dec {
@@ -34,6 +35,16 @@ struct Target {
     Target at(int64_t row, int64_t output) const { return {to + row * stride + output, stride, activation, add}; }
 };
 
+// A weight [outputs][inputs] in float32, or in int8 with a scale for each output.
+struct Weight {
+    const void* numbers;
+    const float* scale;  // [outputs]; null for float32
+    const float* bias;   // [outputs]; null for none
+    int inputs, outputs;
+    bool is_batch_invariant;            // whether the bits of a row's result must not depend on the number of rows
+    std::shared_ptr<const void> owner;  // keeps `numbers` alive for formats that do not copy them
+};
+
 class Linear {
 public:
     virtual ~Linear() = default;
@@ -50,33 +61,25 @@ public:
     // weight.
     virtual float error_bound(const float* /*x*/) const { return 0; }
 
-    // Number of rows from which more rows no longer lower the time per row.
-    virtual int64_t efficient_rows() const = 0;
-
     // Multiply-adds for each row.
     int64_t multiply_adds() const { return static_cast<int64_t>(inputs) * outputs; }
 
     const int inputs, outputs;
+    const int64_t efficient_rows;  // from which more rows no longer lower the time per row
 
     static constexpr int PANEL = 16;
 
 protected:
-    Linear(int inputs, int outputs, const float* bias)
-        : inputs(inputs), outputs(outputs), bias(bias ? bias : nullptr, bias ? bias + outputs : nullptr) {}
+    Linear(const Weight& weight, int64_t efficient_rows)
+        : inputs(weight.inputs), outputs(weight.outputs), efficient_rows(efficient_rows) {
+        if (!weight.bias) return;
+        bias.assign(weight.bias, weight.bias + outputs);
+        bias.resize((outputs + PANEL - 1) / PANEL * PANEL);
+    }
 
     const float* bias_at(int output) const { return bias.empty() ? nullptr : bias.data() + output; }
 
-    std::vector<float> bias;  // [outputs]; empty for none
-};
-
-// A weight [outputs][inputs] in float32, or in int8 with a scale for each output.
-struct Weight {
-    const void* numbers;
-    const float* scale;  // [outputs]; null for float32
-    const float* bias;   // [outputs]; null for none
-    int inputs, outputs;
-    bool is_batch_invariant;            // whether the bits of a row's result must not depend on the number of rows
-    std::shared_ptr<const void> owner;  // keeps `numbers` alive for formats that do not copy them
+    std::vector<float> bias;  // [outputs], padded to whole panels; empty for none
 };
 
 // Calls `run(row, count)` for blocks of about equal size, at most `most` rows each: a leftover block of one row would

@@ -1,17 +1,8 @@
 #include "path.h"
 
-#include <stdexcept>
-
 #include "kernels.h"
 
 namespace spec_dec {
-namespace {
-
-void require(bool holds, const char* what) {
-    if (!holds) throw std::invalid_argument(what);
-}
-
-}  // namespace
 
 void Path::check() const {
     require(!ids.empty(), "a path has no tokens");

@@ -1,7 +1,6 @@
 #include "sources.h"
 
 #include <algorithm>
-#include <stdexcept>
 
 #include "kernels.h"
 
@@ -32,21 +31,16 @@ void Sources::reserve(int64_t sentences, int64_t capacity, int64_t dim) {
 }
 
 void Sources::set(int64_t number, const int64_t* source, int64_t length) {
-    if (length < 1 || length > begins[number + 1] - begins[number]) {
-        throw std::invalid_argument("a source has no token, or more than there is room for");
-    }
+    require(1 <= length && length <= begins[number + 1] - begins[number],
+            "a source has no token, or more than there is room for");
     lengths[number] = length;
     std::copy_n(source, length, tokens.begin() + begins[number]);
 }
 
 void Sources::begin_encoding(const Transformer& encoder) {
-    for (int64_t b = 0; b < sentences(); ++b) check(encoder, b);
+    encoder.check_tokens(tokens.data(), tokens.size());
     embedding.resize(rows() * encoder.width);
     encoded.resize(rows() * encoder.width);
-}
-
-void Sources::check(const Transformer& encoder, int64_t number) const {
-    encoder.check_tokens(sentence(number), length(number));
 }
 
 bool Sources::are_equal(int64_t number, int64_t other) const {

@@ -44,9 +44,6 @@ struct Sources {
     // Allocates the output of `encoder`. Throws std::invalid_argument for a token outside of the vocabulary.
     void begin_encoding(const Transformer& encoder);
 
-    // Throws std::invalid_argument if a token of a sentence is outside of the vocabulary.
-    void check(const Transformer& encoder, int64_t number) const;
-
     // Encodes sentences together, because products of more rows are faster. Several samples of a sentence, one after
     // the other, are encoded once.
     void encode(const Transformer& encoder, const std::vector<int64_t>& numbers);

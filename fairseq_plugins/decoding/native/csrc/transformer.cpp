@@ -1,6 +1,5 @@
 #include "transformer.h"
 
-#include <stdexcept>
 #include <string>
 
 #include "kernels.h"
@@ -13,14 +12,10 @@ void Norm::run(const float* x, int64_t rows, float* y) const {
 
 namespace {
 
-void require(bool holds, const std::string& what) {
-    if (!holds) throw std::invalid_argument(what);
-}
-
-void check_size(const SharedLinear& linear, int inputs, int outputs, const char* name) {
-    require(linear != nullptr, std::string(name) + " is missing");
-    require(linear->inputs == inputs && linear->outputs == outputs,
-            std::string(name) + " is " + std::to_string(linear->inputs) + " by " + std::to_string(linear->outputs));
+void check_size(const SharedLinear& linear, int inputs, int outputs, const std::string& name) {
+    require(linear != nullptr, (name + " is missing").c_str());
+    const std::string size = std::to_string(linear->inputs) + " by " + std::to_string(linear->outputs);
+    require(linear->inputs == inputs && linear->outputs == outputs, (name + " is " + size).c_str());
 }
 
 void check_norm(const Norm& norm, int width, bool may_be_none) {

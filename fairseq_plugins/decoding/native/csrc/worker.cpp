@@ -13,17 +13,6 @@ namespace {
 // Iterations between two updates of the policy.
 constexpr int64_t LEARN_AFTER = 8;
 
-// Adds the time of its scope to `seconds`.
-class Timer {
-public:
-    explicit Timer(double& seconds) : seconds(seconds), began(seconds_now()) {}
-    ~Timer() { seconds += seconds_now() - began; }
-
-private:
-    double& seconds;
-    const double began;
-};
-
 }  // namespace
 
 double seconds_now() {
@@ -40,39 +29,18 @@ void Worker::admit(const std::vector<int64_t>& sentences, int64_t batch_size) {
         batch.is_drafted[b] = is_drafted;
         if (is_drafted) drafted.push_back(b);
     }
-    {
-        const Timer timer(seconds[ENCODE]);
-        search.verifier.read_sources(sentences);
-    }
-    if (!drafted.empty()) {
-        const Timer timer(seconds[PREPARE]);
-        search.drafter->begin(batch, drafted);
-    }
+    timed(seconds[ENCODE], [&] { search.verifier.read_sources(sentences); });
+    if (!drafted.empty()) timed(seconds[PREPARE], [&] { search.drafter->begin(batch, drafted); });
     work.active.insert(work.active.end(), sentences.begin(), sentences.end());
 }
 
 void Worker::iterate() {
-    if (search.policy && search.drafter) {
-        const Timer timer(seconds[PREPARE]);
-        start_late();
-    }
-    {
-        const Timer timer(seconds[DRAFT]);
-        draft();
-    }
-    {
-        const Timer timer(seconds[VERIFY]);
-        verify();
-    }
-    {
-        const Timer timer(seconds[ACCEPT]);
-        accept();
-    }
-    if (search.drafter) {
-        const Timer timer(seconds[OBSERVE]);
-        search.drafter->observe(work);
-        if (search.policy) count_drafts();
-    }
+    if (search.policy && search.drafter) timed(seconds[PREPARE], [&] { start_late(); });
+    timed(seconds[DRAFT], [&] { draft(); });
+    timed(seconds[VERIFY], [&] { verify(); });
+    timed(seconds[ACCEPT], [&] { accept(); });
+    if (search.drafter) timed(seconds[OBSERVE], [&] { search.drafter->observe(work); });
+    if (search.drafter && search.policy) count_drafts();
     for (size_t index = 0; index < work.active.size(); ++index) {
         const int64_t b = work.active[index];
         batch.lengths[b] += work.emitted[index];
@@ -231,7 +199,7 @@ void Worker::accept() {
 // Predicts the tokens after a few rows of each sentence at a time, up to the first rejected token: the vocabulary
 // projection of later rows is not needed.
 void Worker::predict_accepted_rows() {
-    const int64_t dim = search.model->width, max_rows = search.model->projection->efficient_rows();
+    const int64_t dim = search.model->width, max_rows = search.model->projection->efficient_rows;
     const bool needs_all = search.acceptance && search.acceptance->reads_log_probs;
     std::vector<size_t> pending(work.active.size()), still_pending;
     std::iota(pending.begin(), pending.end(), 0);
@@ -263,7 +231,7 @@ void Worker::predict_accepted_rows() {
 
 // Predicts the tokens after all rows, even after rejected tokens.
 void Worker::predict_all_rows() {
-    const int64_t max_rows = search.model->projection->efficient_rows(), dim = search.model->width;
+    const int64_t max_rows = search.model->projection->efficient_rows, dim = search.model->width;
     work.predicted.clear();
     size_t index = 0;
     bool goes_on = true;

@@ -19,16 +19,12 @@ struct MaskWeights {
     Table positions;              // [P][D], positional embeddings of target and source
 };
 
-// Layers that read the verifier's states.
-struct FeatureReading {
-    std::vector<int> layers;                // layers of the verifier whose states are read, 0 for the embedding
-    SharedLinear reader;                    // the concatenated states to the context of each layer, and to an input
-    std::vector<SharedLinear> projections;  // context of each layer to keys and values; empty if fused into `reader`
-};
-
-// Makes a drafter that reads the verifier's states (--drafter-context features).
+// Makes a drafter that reads the verifier's states (--drafter-context features). layers: of the verifier, whose states
+// are read, 0 for the embedding. reader: the concatenated states to the context of each layer, and to an input.
+// projections: context of each layer to keys and values; empty if fused into `reader`.
 SharedDrafter make_feature_drafter(std::shared_ptr<const Transformer> model, Path path, MaskWeights mask,
-                                   FeatureReading reading, int64_t width);
+                                   std::vector<int> layers, SharedLinear reader, std::vector<SharedLinear> projections,
+                                   int64_t width);
 
 // Makes a drafter that reads tokens (--drafter-context tokens): GAD section 3.1. encoder: null if the verifier's is
 // shared.

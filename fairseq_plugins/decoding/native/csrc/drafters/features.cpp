@@ -1,8 +1,6 @@
 // A trained drafter that reads the verifier's states, as DFlash (arXiv 2602.06036) does for decoder-only models. A
 // token's states become keys and values of every layer, once, when the token is emitted.
 
-#include <stdexcept>
-
 #include "drafters.h"
 #include "trained.h"
 
@@ -11,19 +9,20 @@ namespace {
 
 class FeatureDrafter final : public TrainedDrafter {
 public:
-    FeatureDrafter(std::shared_ptr<const Transformer> model, Path path, MaskWeights mask, FeatureReading reading,
-                   int64_t width)
-        : TrainedDrafter(std::move(model), std::move(path), std::move(mask), width), reading(std::move(reading)) {
+    FeatureDrafter(std::shared_ptr<const Transformer> model, Path path, MaskWeights mask, std::vector<int> layers,
+                   SharedLinear reader, std::vector<SharedLinear> projections, int64_t width)
+        : TrainedDrafter(std::move(model), std::move(path), std::move(mask), width),
+          layers(std::move(layers)),
+          reader(std::move(reader)),
+          projections(std::move(projections)) {
         const int dim = this->model->width, count = static_cast<int>(this->model->layers.size());
-        const bool is_fused = this->reading.projections.empty();
-        const bool fits = this->reading.reader->outputs == (is_fused ? 2 * count + 1 : count + 1) * dim &&
-                          (is_fused || static_cast<int>(this->reading.projections.size()) == count);
-        if (!fits) {
-            throw std::invalid_argument("the layers of the drafter do not fit each other");
-        }
+        const bool is_fused = this->projections.empty();
+        require(this->reader->outputs == (is_fused ? 2 * count + 1 : count + 1) * dim &&
+                    (is_fused || static_cast<int>(this->projections.size()) == count),
+                "the layers of the drafter do not fit each other");
     }
 
-    std::vector<int> layers_read() const override { return reading.layers; }
+    std::vector<int> layers_read() const override { return layers; }
 
     void begin_batch(const Batch& batch) override {
         path.check_drafter(*model, batch.limits.vocabulary);
@@ -41,7 +40,7 @@ public:
     void observe(const Work& work) override {
         thread_local Floats states_memory, read_memory, context_memory, projected_memory;
         const Batch& batch = work.batch;
-        const int64_t dim = model->width, inputs = reading.reader->inputs, outputs = reading.reader->outputs;
+        const int64_t dim = model->width, inputs = reader->inputs, outputs = reader->outputs;
         struct Token {
             int64_t row, sentence, slot;
         };
@@ -59,18 +58,18 @@ public:
             std::copy_n(work.rows.states.data() + tokens[n].row * inputs, inputs, states + n * inputs);
         }
         float* read = at_least(read_memory, count * outputs);
-        reading.reader->run(states, count, read);
+        reader->run(states, count, read);
         for (size_t layer = 0; layer < model->layers.size(); ++layer) {
             const float* from = read + layer * 2 * dim;
             int64_t stride = outputs;
-            if (!reading.projections.empty()) {
+            if (!projections.empty()) {
                 float* inputs_of_layer = at_least(context_memory, count * dim);
                 for (int64_t n = 0; n < count; ++n)
                     std::copy_n(read + n * outputs + layer * dim, dim, inputs_of_layer + n * dim);
                 const Layer& own = model->layers[layer];
                 if (own.normalize_before) own.self_norm.run(inputs_of_layer, count, inputs_of_layer);
                 float* projected = at_least(projected_memory, count * 2 * dim);
-                reading.projections[layer]->run(inputs_of_layer, count, projected);
+                projections[layer]->run(inputs_of_layer, count, projected);
                 from = projected;
                 stride = 2 * dim;
             }
@@ -97,16 +96,19 @@ protected:
     }
 
 private:
-    const FeatureReading reading;
+    const std::vector<int> layers;
+    const SharedLinear reader;
+    const std::vector<SharedLinear> projections;
     Floats newest;  // [B][D], added to the inputs of the next draft
 };
 
 }  // namespace
 
 SharedDrafter make_feature_drafter(std::shared_ptr<const Transformer> model, Path path, MaskWeights mask,
-                                   FeatureReading reading, int64_t width) {
-    return std::make_shared<FeatureDrafter>(std::move(model), std::move(path), std::move(mask), std::move(reading),
-                                            width);
+                                   std::vector<int> layers, SharedLinear reader, std::vector<SharedLinear> projections,
+                                   int64_t width) {
+    return std::make_shared<FeatureDrafter>(std::move(model), std::move(path), std::move(mask), std::move(layers),
+                                            std::move(reader), std::move(projections), width);
 }
 
 }  // namespace spec_dec

@@ -2,7 +2,6 @@
 // 4).
 
 #include <numeric>
-#include <stdexcept>
 #include <utility>
 
 #include "drafters.h"
@@ -17,10 +16,10 @@ public:
           shrink(std::move(shrink)),
           projection(std::move(projection)),
           heads(this->shrink->outputs / this->projection->inputs) {
-        const bool fits = this->expand->inputs == this->projection->inputs &&
-                          this->shrink->inputs == this->expand->outputs &&
-                          this->shrink->outputs == heads * this->projection->inputs;
-        if (!fits) throw std::invalid_argument("the heads do not fit the verifier");
+        const int dim = this->projection->inputs;
+        require(this->expand->inputs == dim && this->shrink->inputs == this->expand->outputs &&
+                    this->shrink->outputs == heads * dim,
+                "the heads do not fit the verifier");
         ids.resize(this->projection->outputs);
         std::iota(ids.begin(), ids.end(), 0);
     }
@@ -65,7 +64,7 @@ public:
         float* projected = at_least(projected_memory, rows * dim);
         for (int64_t row = 0; row < rows; ++row) std::copy_n(states + row / heads * dim, dim, projected + row * dim);
         shrink->run(wide, count, projected, Activation::NONE, true);
-        const int64_t max_rows = projection->efficient_rows();
+        const int64_t max_rows = projection->efficient_rows;
         float* scores = at_least(scores_memory, max_rows * vocabulary);
         for_each_block(rows, max_rows, [&](int64_t first, int64_t block) {
             projection->run(projected + first * dim, block, scores);

@@ -2,8 +2,6 @@
 
 #pragma once
 
-#include <stdexcept>
-
 #include "../kernels.h"
 #include "drafters.h"
 
@@ -17,9 +15,8 @@ public:
     void begin_batch(const Sources& new_sources, int64_t wanted_positions) {
         sources = &new_sources;
         if (!weights.copy_attention) return;
-        if (static_cast<int64_t>(sources->embedding.size()) != sources->rows() * width) {
-            throw std::invalid_argument("the embeddings of the sources have another width than the masks");
-        }
+        require(static_cast<int64_t>(sources->embedding.size()) == sources->rows() * width,
+                "the embeddings of the sources have another width than the masks");
         cached.resize(std::max<size_t>(cached.size(), sources->sentences()));
         prepare_queries(std::max(wanted_positions, sources->longest));
     }

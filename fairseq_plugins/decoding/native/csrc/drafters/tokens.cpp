@@ -34,11 +34,10 @@ public:
         for (const int64_t b : sentences) cached[b] = 0;
         masks.begin(sentences);
         if (encoder) {
-            if (batch.is_open) {
-                for (const int64_t b : sentences) {
-                    own_sources.set(b, batch.sources.sentence(b), batch.sources.length(b));
-                    own_sources.check(*encoder, b);
-                }
+            for (const int64_t b : sentences) {
+                if (!batch.is_open) break;
+                encoder->check_tokens(batch.sources.sentence(b), batch.sources.length(b));
+                own_sources.set(b, batch.sources.sentence(b), batch.sources.length(b));
             }
             own_sources.encode(*encoder, sentences);
         }

@@ -1,4 +1,4 @@
-// GEMM micro-kernels, which keep the sums of a few rows in registers, and their epilogue: scale, bias and activation.
+// GEMM micro-kernels, which keep the sums of a few rows in registers, and their epilogue: bias and activation.
 
 #pragma once
 
@@ -89,11 +89,10 @@ void parallel_outputs(const Linear& layer, int64_t rows, int first, int last, in
     });
 }
 
-// Stores `columns` products of one row in `target`, after scale, bias and activation (null: none). Overwrites
-// `products`.
-void epilogue(float* products, int columns, const float* scale, const float* bias, const Target& target);
+// Stores `columns` products of one row in `target`, after bias (null: none) and activation. Overwrites `products`.
+void epilogue(float* products, int columns, const float* bias, const Target& target);
 
-// The common case for one vector in registers: no scale, and ReLU or no activation.
+// The common case for one vector in registers: ReLU or no activation.
 __attribute__((always_inline)) inline void vector_epilogue(Vector sums, const float* bias, bool is_relu, bool add,
                                                            float* to) {
     if (bias) sums += load(bias);

@@ -2,8 +2,6 @@
 
 #include "gemm.h"
 
-#include <stdexcept>
-
 #ifdef SPEC_DEC_AMX
 #include "amx_tiles.h"
 #endif
@@ -18,7 +16,7 @@ namespace {
 class TileLinear final : public Linear {
 public:
     explicit TileLinear(const Weight& weight)
-        : Linear(weight.inputs, weight.outputs, weight.bias),
+        : Linear(weight, /*efficient_rows=*/2 * amx::ROWS),
           blocks(weight.inputs / amx::INPUTS),
           numbers(pack_panels<uint16_t, 2>(weight, [](int64_t, float number) {
               const __m128i half = _mm_cvtps_ph(_mm_set_ss(number * amx::WEIGHT_SCALE), _MM_FROUND_TO_NEAREST_INT);
@@ -30,8 +28,6 @@ public:
         parallel_outputs(*this, rows, first, last, 1,
                          [&](int begin, int end) { multiply(split, rows, begin, end, target.at(0, begin - first)); });
     }
-
-    int64_t efficient_rows() const override { return 2 * amx::ROWS; }
 
 private:
     // Multiplies a few panels at a time, which stay in the cache for all rows.
@@ -65,7 +61,7 @@ private:
         }
         if (whole == columns) return;
         for (int c = whole; c < columns; ++c) sums[c] *= amx::RESULT_SCALE;
-        epilogue(sums + whole, columns - whole, nullptr, bias ? bias + whole : nullptr, target.at(0, whole));
+        epilogue(sums + whole, columns - whole, bias ? bias + whole : nullptr, target.at(0, whole));
     }
 
     const int64_t blocks;
@@ -77,7 +73,7 @@ private:
 bool has_amx_tiles() { return amx::is_allowed(); }
 
 std::unique_ptr<Linear> make_amx_linear(const Weight& weight) {
-    if (weight.inputs % amx::INPUTS != 0) throw std::invalid_argument("tiles take inputs in multiples of 32");
+    require(weight.inputs % amx::INPUTS == 0, "tiles take inputs in multiples of 32");
     return std::make_unique<TileLinear>(weight);
 }
 

@@ -65,30 +65,26 @@ __attribute__((noinline)) void multiply_panel_block(const Number* weight, const 
                add = target.add;
     const int64_t stride = target.stride;
     float* const results = target.to;
-    int begin = 0;
-    for (; begin + PANELS * PANEL <= outputs; begin += PANELS * PANEL) {
+    const auto run = [&](auto panels, int begin) {
+        constexpr int COUNT = decltype(panels)::value;
+        const int columns = std::min(outputs - begin, COUNT * PANEL);
+        const bool is_whole = is_plain && columns == COUNT * PANEL;
         const float* own_bias = bias ? bias + begin : nullptr;
-        const auto put = [&](int row, int v, Vector sums) {
-            if (is_plain) {
+        multiply<ROWS, COUNT>(x, size, weight + begin * size, [&](int row, int v, Vector sums) {
+            if (is_whole) {
                 vector_epilogue(sums, own_bias ? own_bias + v * LANES : nullptr, is_relu, add,
                                 results + row * stride + begin + v * LANES);
             } else {
                 store(result[row] + v * LANES, sums);
             }
-        };
-        multiply<ROWS, PANELS>(x, size, weight + begin * size, put);
-        for (int r = 0; !is_plain && r < ROWS; ++r) {
-            epilogue(result[r], PANELS * PANEL, nullptr, own_bias, target.at(r, begin));
-        }
+        });
+        for (int r = 0; !is_whole && r < ROWS; ++r) epilogue(result[r], columns, own_bias, target.at(r, begin));
+    };
+    int begin = 0;
+    for (; begin + PANELS * PANEL <= outputs; begin += PANELS * PANEL) {
+        run(std::integral_constant<int, PANELS>(), begin);
     }
-    for (; begin < outputs; begin += PANEL) {
-        const int columns = std::min(outputs - begin, PANEL);
-        multiply<ROWS, 1>(x, size, weight + begin * size,
-                          [&](int row, int v, Vector sums) { store(result[row] + v * LANES, sums); });
-        for (int r = 0; r < ROWS; ++r) {
-            epilogue(result[r], columns, nullptr, bias ? bias + begin : nullptr, target.at(r, begin));
-        }
-    }
+    for (; begin < outputs; begin += PANEL) run(std::integral_constant<int, 1>(), begin);
 }
 
 // Multiplies by a weight that is read once: in the first of several passes it would be awaited.
@@ -129,7 +125,7 @@ template <typename Number>
 class PanelLinear final : public Linear {
 public:
     PanelLinear(const Weight& weight, std::vector<Number> numbers)
-        : Linear(weight.inputs, weight.outputs, weight.bias), numbers(std::move(numbers)) {}
+        : Linear(weight, MAX_ROWS), numbers(std::move(numbers)) {}
 
     void run_outputs(const float* x, int64_t rows, int first, int last, const Target& target) const override {
         parallel_outputs(*this, rows, first, last, 1, [&](int begin, int end) {
@@ -137,8 +133,6 @@ public:
                                end - begin, target.at(0, begin - first));
         });
     }
-
-    int64_t efficient_rows() const override { return MAX_ROWS; }
 
 private:
     const std::vector<Number> numbers;
@@ -155,7 +149,7 @@ __attribute__((noinline)) void multiply_row_block(const float* weight, const flo
     float result[ROWS][LANES];
     const auto put = [&](int begin, int columns) {
         for (int r = 0; r < ROWS; ++r) {
-            epilogue(result[r], columns, nullptr, bias ? bias + begin : nullptr, target.at(r, begin));
+            epilogue(result[r], columns, bias ? bias + begin : nullptr, target.at(r, begin));
         }
     };
     int begin = 0;
@@ -172,7 +166,7 @@ __attribute__((noinline)) void multiply_row_block(const float* weight, const flo
 class RowLinear final : public Linear {
 public:
     explicit RowLinear(const Weight& weight)
-        : Linear(weight.inputs, weight.outputs, weight.bias),
+        : Linear(weight, MAX_ROWS),
           numbers(static_cast<const float*>(weight.numbers)),
           owner(weight.owner),
           packs_for_many_rows(!weight.is_batch_invariant) {}
@@ -187,8 +181,6 @@ public:
             }
         });
     }
-
-    int64_t efficient_rows() const override { return MAX_ROWS; }
 
 private:
     // From this many rows on, as in an encoder, packing a block of the weight costs little next to the product.

@@ -138,15 +138,15 @@ struct Int8Weight {
     std::vector<int8_t> numbers;
     std::vector<float> scale;         // [outputs]
     std::vector<int32_t> zero_point;  // [outputs], what the zero point of the inputs adds to the sums
-    std::vector<float> bias;          // [outputs]
     // The largest of any output: norm of the rounding errors, norm, and magnitude of the bias; NaN if one is.
     double error = 0, norm = 0, largest_bias = 0;
 };
 
 // Computes outputs of ROWS quantized rows of `size` inputs. They begin with the panel `first`, the first of `target`.
 template <int ROWS>
-__attribute__((noinline)) void multiply_int8_block(const Int8Weight& weight, int size, int64_t first, int outputs,
-                                                   const uint8_t* x, const float* row_scales, const Target& target) {
+__attribute__((noinline)) void multiply_int8_block(const Int8Weight& weight, const float* bias, int size, int64_t first,
+                                                   int outputs, const uint8_t* x, const float* row_scales,
+                                                   const Target& target) {
     constexpr int IN_PANEL = PANEL / LANES, PANELS = PANELS_OF<ROWS>, VECTORS = PANELS * IN_PANEL;
     const int64_t panel_bytes = static_cast<int64_t>(size) * PANEL, row_bytes = bytes_before(size);
     // Copies, which the compiler keeps in registers.
@@ -176,6 +176,7 @@ __attribute__((noinline)) void multiply_int8_block(const Int8Weight& weight, int
                     sums[row][v] = add_products(sums[row][v], inputs, magnitudes, weights[v]);
             }
         }
+        const float* own_bias = bias ? bias + begin : nullptr;
         const int columns = std::min(outputs - begin, COUNT * LANES);
         const bool is_whole = is_plain && columns == COUNT * LANES;
         for (int row = 0; row < ROWS; ++row) {
@@ -188,12 +189,12 @@ __attribute__((noinline)) void multiply_int8_block(const Int8Weight& weight, int
                 const Vector scaled = __builtin_convertvector(products, Vector) * splat(row_scales[row]) *
                                       load(weight.scale.data() + output);
                 if (is_whole) {
-                    vector_epilogue(scaled, weight.bias.data() + output, is_relu, add, to.to + v * LANES);
+                    vector_epilogue(scaled, own_bias ? own_bias + v * LANES : nullptr, is_relu, add, to.to + v * LANES);
                 } else {
                     store(result + v * LANES, scaled);
                 }
             }
-            if (!is_whole) epilogue(result, columns, nullptr, weight.bias.data() + panel * PANEL, to);
+            if (!is_whole) epilogue(result, columns, own_bias, to);
         }
     };
     int begin = 0;
@@ -220,8 +221,7 @@ void keep_larger(double& largest, double value) {
 // int8_weights.py.
 Int8Weight pack_int8(const Weight& weight) {
     const int64_t inputs = weight.inputs, size = (weight.outputs + PANEL - 1) / PANEL * PANEL;
-    Int8Weight result{{}, std::vector<float>(size), std::vector<int32_t>(size), std::vector<float>(size)};
-    if (weight.bias) std::copy_n(weight.bias, weight.outputs, result.bias.begin());
+    Int8Weight result{{}, std::vector<float>(size), std::vector<int32_t>(size)};
     std::vector<double> errors(weight.outputs), squares(weight.outputs);
     const auto add = [&](int64_t output, double number, int8_t step) {
         const double error = number - static_cast<double>(result.scale[output]) * step;
@@ -251,15 +251,14 @@ Int8Weight pack_int8(const Weight& weight) {
     for (int64_t output = 0; output < weight.outputs; ++output) {
         keep_larger(result.error, std::sqrt(errors[output]));
         keep_larger(result.norm, std::sqrt(squares[output]));
-        keep_larger(result.largest_bias, std::fabs(result.bias[output]));
+        if (weight.bias) keep_larger(result.largest_bias, std::fabs(weight.bias[output]));
     }
     return result;
 }
 
 class Int8Linear final : public Linear {
 public:
-    explicit Int8Linear(const Weight& weight)
-        : Linear(weight.inputs, weight.outputs, nullptr), weight(pack_int8(weight)) {}
+    explicit Int8Linear(const Weight& weight) : Linear(weight, MAX_ROWS), weight(pack_int8(weight)) {}
 
     void run_outputs(const float* x, int64_t rows, int first, int last, const Target& target) const override {
         const QuantizedRows quantized(x, rows, inputs);
@@ -267,8 +266,8 @@ public:
         parallel_outputs(*this, rows, first, last, 2, [&](int begin, int end) {
             for_each_panel_block(quantized.size, end - begin, [&](int from, int count) {
                 by_rows<MAX_ROWS>(rows, [&](int64_t row, auto block) {
-                    multiply_int8_block<block>(weight, quantized.size, (begin + from) / PANEL, count,
-                                               quantized.numbers.data() + row * quantized.row_bytes(),
+                    multiply_int8_block<block>(weight, bias_at(begin + from), quantized.size, (begin + from) / PANEL,
+                                               count, quantized.numbers.data() + row * quantized.row_bytes(),
                                                quantized.scales.data() + row, target.at(row, begin - first + from));
                 });
             });
@@ -297,8 +296,6 @@ public:
                                            (inputs + 16) * (ROUNDING * weight.norm * norm + UNDERFLOW_ERROR) +
                                            ROUNDING * weight.largest_bias));
     }
-
-    int64_t efficient_rows() const override { return MAX_ROWS; }
 
 private:
     const Int8Weight weight;

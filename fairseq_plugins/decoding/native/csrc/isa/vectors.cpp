@@ -129,10 +129,7 @@ float silu(float x) { return x / (1 + std::exp(-x)); }
 
 }  // namespace
 
-void epilogue(float* products, int columns, const float* scale, const float* bias, const Target& target) {
-    if (scale) {
-        for (int c = 0; c < columns; ++c) products[c] *= scale[c];
-    }
+void epilogue(float* products, int columns, const float* bias, const Target& target) {
     if (bias) {
         for (int c = 0; c < columns; ++c) products[c] += bias[c];
     }

@@ -27,10 +27,6 @@ using Array = nb::ndarray<const Number, nb::ndim<DIMS>, nb::c_contig, nb::device
 template <typename Number, int DIMS>
 using Maybe = std::optional<Array<Number, DIMS>>;
 
-inline void require(bool holds, const char* what) {
-    if (!holds) throw std::invalid_argument(what);
-}
-
 // Keeps the memory of an array alive. The result must be destroyed with the GIL held, as by a Python object's
 // destructor.
 template <typename Held>

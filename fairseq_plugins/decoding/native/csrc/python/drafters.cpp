@@ -78,12 +78,8 @@ void bind_drafters(nb::module_& m) {
                 new (self) MaskWeights{floats(vector), copy_attention, table(positions, width)};
             },
             "vector"_a, "copy_attention"_a.none(), "positions"_a.none());
-    m.def(
-        "feature_drafter",
-        [](std::shared_ptr<const Transformer> model, Path path, MaskWeights mask, std::vector<int> layers,
-           SharedLinear reader, std::vector<SharedLinear> projections,
-           int64_t width) { return make_feature_drafter(model, path, mask, {layers, reader, projections}, width); },
-        "model"_a, "path"_a, "mask"_a, "layers"_a, "reader"_a, "projections"_a, "width"_a);
+    m.def("feature_drafter", &make_feature_drafter, "model"_a, "path"_a, "mask"_a, "layers"_a, "reader"_a,
+          "projections"_a, "width"_a);
     m.def("token_drafter", &make_token_drafter, "model"_a, "encoder"_a.none(), "path"_a, "mask"_a, "caches_prefix"_a,
           "width"_a);
     nb::enum_<Lookup>(m, "Lookup")
