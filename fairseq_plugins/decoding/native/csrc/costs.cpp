@@ -73,6 +73,19 @@ void measure(GreedySearch& search, const Transformer& model, int64_t sentences, 
 
 }  // namespace
 
+CostTable consistent(CostTable measured) {
+    double dearest = HUGE_VAL;
+    for (auto point = measured.rbegin(); point != measured.rend(); ++point) {
+        point->second = dearest = std::min(dearest, point->second);
+    }
+    double dearest_unit = HUGE_VAL;
+    for (auto& [size, seconds] : measured) {
+        dearest_unit = std::min(dearest_unit, seconds / size);
+        seconds = size * dearest_unit;
+    }
+    return measured;
+}
+
 Costs measure_costs(std::shared_ptr<const Transformer> model, const OutputHead& head, std::shared_ptr<Drafter> drafter,
                     int64_t width) {
     Costs costs;
@@ -96,13 +109,7 @@ Costs measure_costs(std::shared_ptr<const Transformer> model, const OutputHead& 
         }
         with_drafts(4, std::min<int64_t>(width, 7));
     }
-    // Make costs monotonic: noise must not make a larger call cheaper.
-    for (CostTable* table : {&costs.step, &costs.draft, &costs.verify}) {
-        double minimum = HUGE_VAL;
-        for (auto point = table->rbegin(); point != table->rend(); ++point) {
-            point->second = minimum = std::min(minimum, point->second);
-        }
-    }
+    for (CostTable* table : {&costs.step, &costs.draft, &costs.verify}) *table = consistent(std::move(*table));
     return costs;
 }
 

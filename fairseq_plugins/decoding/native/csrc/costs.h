@@ -13,4 +13,9 @@ namespace spec_dec {
 Costs measure_costs(std::shared_ptr<const Transformer> model, const OutputHead& head, std::shared_ptr<Drafter> drafter,
                     int64_t width);
 
+// Returns measured costs without what only noise explains: a call is never cheaper than a smaller one, nor dearer than
+// several smaller ones. The largest calls are measured least often. If other programs interrupt each of them, greedy
+// decoding of large batches looks slow, and drafts fast.
+CostTable consistent(CostTable measured);
+
 }  // namespace spec_dec

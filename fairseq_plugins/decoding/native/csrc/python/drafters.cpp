@@ -3,6 +3,7 @@
 #include "../drafters/drafters.h"
 
 #include "../acceptance.h"
+#include "../costs.h"
 #include "../policy.h"
 #include "binding.h"
 
@@ -24,6 +25,7 @@ void bind_policy(nb::module_& m) {
         .def_ro("draft", &Costs::draft)
         .def_ro("verify", &Costs::verify)
         .def_ro("prepare", &Costs::prepare);
+    m.def("consistent", &consistent, "measured"_a, "Return measured seconds by size without what only noise explains.");
     nb::class_<Policy>(m, "Policy")
         .def(nb::init<int64_t, bool>(), "width"_a, "always_drafts"_a = false)
         .def(
