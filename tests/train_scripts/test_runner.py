@@ -23,7 +23,7 @@ from tests.test_recipes import run as recipe
 from train_scripts.runner.recipe import Recipe, advice, later_work, recommended
 from train_scripts.runner.settings import Settings, batch, read_settings, trainer
 from train_scripts.runner.stages import RecipeError
-from train_scripts.runner.text import find_sets, further_references, make_text
+from train_scripts.runner.text import find_sets, make_text, numbered_references
 from train_scripts.runner.training import Progress, ends_of, mend_last_checkpoint, to_average
 
 COMMAND = [sys.executable, "-m", "train_scripts.runner"]
@@ -307,7 +307,7 @@ def test_recommended_settings(tmp_path: Path) -> None:
     assert recommended(tmp_path / "none.json") == {}
 
 
-def test_further_references_belong_to_the_test_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbered_references_belong_to_the_test_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are those of TEST, cut as it is, and copied with it: FROM has no DATA."""
     data, raw = tmp_path / "my text", tmp_path / "raw"
     data.mkdir()
@@ -319,7 +319,7 @@ def test_further_references_belong_to_the_test_set(tmp_path: Path, monkeypatch: 
         (data / f"valid.{name}").write_text("text\n" * 8)
     s = Settings(src="src", tgt="tgt", DATA=str(data), TEST="turk", TEST_SENTENCES="1")
     make_text(s, raw, find_sets(s))
-    assert further_references(raw / "test", "tgt") == ["tgt.0", "tgt.10"]
+    assert numbered_references(raw / "test", "tgt") == ["tgt.0", "tgt.10"]
     assert (raw / "test.tgt.10").read_bytes() == b"turk tgt.10\n"
     assert not list(raw.glob("train.tgt.*"))
     (data / "turk.tgt.0").write_text("one\n")
