@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_plugins.decoding.native import kernels
+from tests.decoding.native.building import build, compiler
 from tests.support import REPOSITORY
 
 HEADER = Path(__file__).with_name("emulated.h")
@@ -44,21 +45,14 @@ sys.exit(pytest.main(sys.argv[2:]))
 @pytest.mark.skipif("amx" in kernels().runnable_instruction_sets(), reason="the processor has all instruction sets")
 @pytest.mark.skipif("avx2" not in kernels().runnable_instruction_sets(), reason="the emulation needs AVX2")
 def test_instruction_sets_of_other_processors(tmp_path: Path) -> None:
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
     wrapper = tmp_path / "c++"
-    wrapper.write_text(COMPILER % (shlex.quote(str(HEADER)), compiler))
+    wrapper.write_text(COMPILER % (shlex.quote(str(HEADER)), compiler()))
     wrapper.chmod(0o755)
     # Of what was compiled before, only the choice of the instruction set and the emulated sets are compiled anew.
     anew = shutil.ignore_patterns("kernels.o", "avx512", "vnni", "amx", "avxvnni")
     if (REPOSITORY / "build/objects").exists():
         shutil.copytree(REPOSITORY / "build/objects", tmp_path / "objects", ignore=anew)
-    environment = {**os.environ, "CXX": str(wrapper), "SPEC_DEC_OBJECTS": str(tmp_path / "objects")}
-    command = [sys.executable, "setup.py", "build_ext", "--build-lib", str(tmp_path)]
-    built = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
-    assert built.returncode == 0, built.stdout[-3000:] + built.stderr[-3000:]
-    (library,) = tmp_path.rglob("_kernels*.so")
+    library = build(tmp_path, CXX=str(wrapper), SPEC_DEC_OBJECTS=str(tmp_path / "objects"))
     files = [f"tests/decoding/native/test_{module}.py" for module in MODULES]
     options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-k", "not (best_is_used or environment)"]
     ran = subprocess.run(

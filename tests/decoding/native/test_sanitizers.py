@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from filelock import FileLock
 
 from fairseq_plugins.decoding.native import kernels
+from tests.decoding.native.building import build, compiler
 from tests.support import REPOSITORY
 
 # Both tests read the output of one process, whose imports under the sanitizers are slow.
@@ -22,30 +22,22 @@ SANITIZERS = "address,undefined"
 def _build(folder: Path) -> Path:
     """Build the kernels with sanitizers, for the best instruction set and the portable one."""
     isa = next(name for name in kernels().runnable_instruction_sets() if name != "amx")
-    environment = {**os.environ, "SPEC_DEC_BUILD": isa, "SPEC_DEC_SANITIZE": SANITIZERS}
-    command = [sys.executable, "setup.py", "build_ext", "--build-lib", str(folder)]
     (REPOSITORY / "build").mkdir(exist_ok=True)
     with FileLock(REPOSITORY / "build/sanitizers.lock"):
-        ran = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
-    (library,) = folder.rglob("_kernels*.so")
-    return library
+        return build(folder, SPEC_DEC_BUILD=isa, SPEC_DEC_SANITIZE=SANITIZERS)
 
 
-def _library(compiler: str, name: str) -> Path:
+def _library(program: str, name: str) -> Path:
     """Return the path of a compiler's library, or its name alone if the compiler has none."""
-    result = subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True)
+    result = subprocess.run([program, f"-print-file-name={name}"], capture_output=True, text=True)
     return Path(result.stdout.strip())
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
     """The finished driver, run on kernels built with sanitizers."""
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
     # libstdc++ must be loaded before the sanitizer looks up its exceptions.
-    first = [_library(compiler, name) for name in ("libasan.so", "libstdc++.so")]
+    first = [_library(compiler(), name) for name in ("libasan.so", "libstdc++.so")]
     if not all(path.is_absolute() for path in first):
         pytest.skip("the compiler has no AddressSanitizer that can be loaded first")
     library = _build(tmp_path_factory.mktemp("sanitized"))

@@ -1,8 +1,6 @@
 """Threads of the kernels: equal results with any number, from several Python threads, and after a fork."""
 
-import os
 import random
-import shutil
 import signal
 import subprocess
 import threading
@@ -19,6 +17,7 @@ from hypothesis import strategies as st
 import fairseq_plugins.decoding.native
 from fairseq_plugins.decoding.native.model import NativeWeights
 from tests.api.test_forks import status_of_fork
+from tests.decoding.native.building import compiler
 from tests.decoding.native.random_models import make_random
 from tests.strategies import UNSHRUNK, example_count
 from tests.support import Options, ids, make_drafter, make_generator, make_sample, make_task, make_transformer, scores
@@ -178,11 +177,8 @@ def test_signals_are_heard_while_a_batch_is_decoded(how: Options, threads: int) 
 
 def test_pool_has_no_race(tmp_path: Path) -> None:
     """Run the pool alone under ThreadSanitizer, without Python and PyTorch."""
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
     program = tmp_path / "pool"
-    command = [compiler, "-std=c++17", "-g1", "-O1", "-pthread", "-fsanitize=thread", f"-I{CSRC}"]
+    command = [compiler(), "-std=c++17", "-g1", "-O1", "-pthread", "-fsanitize=thread", f"-I{CSRC}"]
     built = subprocess.run([*command, Path(__file__).with_name("thread_pool.cpp"), "-o", program], capture_output=True)
     if b"tsan" in built.stderr:
         pytest.skip("the compiler has no ThreadSanitizer")
