@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -172,6 +173,20 @@ def pytest_collection_finish() -> None:
     """What has been imported stays: tests that collect garbage need not look at its 300,000 objects."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def registries() -> Iterator[None]:
+    """What fairseq knows of tasks, as it was before."""
+    from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
+    from hydra.core.config_store import ConfigStore
+
+    stored = ConfigStore.instance().repo["task"]
+    before = [(registry, dict(registry)) for registry in (TASK_REGISTRY, TASK_DATACLASS_REGISTRY, stored)]
+    yield
+    for registry, entries in before:
+        registry.clear()
+        registry.update(entries)
 
 
 @pytest.fixture(scope="session")

@@ -65,21 +65,18 @@ def make_task(size: int = 40, **options: Any) -> SpecDecTask:
     return SpecDecTask(config, dictionary, dictionary)
 
 
+def both_sides(**options: Any) -> dict[str, Any]:
+    """Return options of the encoder and of the decoder."""
+    return {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in options.items()}
+
+
 def make_args(**options: Any) -> Namespace:
     """Return options of a very small Transformer."""
-    sizes = {
-        f"{side}_{name}": value
-        for side in ("encoder", "decoder")
-        for name, value in (("embed_dim", 16), ("ffn_embed_dim", 24), ("layers", 2), ("attention_heads", 4))
-    }
+    sizes = both_sides(embed_dim=16, ffn_embed_dim=24, layers=2, attention_heads=4)
     return Namespace(**{**sizes, "dropout": 0.0, "max_source_positions": 64, "max_target_positions": 64, **options})
 
 
-SMALL = {
-    f"{side}_{name}": value
-    for side in ("encoder", "decoder")
-    for name, value in (("layers", 1), ("attention_heads", 2), ("ffn_embed_dim", 16))
-}
+SMALL = both_sides(layers=1, attention_heads=2, ffn_embed_dim=16)
 """Options of smaller models."""
 
 

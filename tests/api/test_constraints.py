@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from tests.api.released import MULTI30K, loaded
+from tests.api.released import MULTI30K, interactive, loaded
 from tests.errors import refused
-from tests.support import run_in_process
 
 TEXTS = ["A man rides a bicycle.", "Two dogs play in the snow.", "People on a street.", "A girl with a red hat sings."]
 PHRASES = [["Straße", "ein Fahrrad"], None, "Personen", ["Mütze", "ein Lied"]]
@@ -16,20 +15,14 @@ PHRASES = [["Straße", "ein Fahrrad"], None, "Personen", ["Mütze", "ein Lied"]]
 def test_output_is_that_of_fairseq_interactive(order: str) -> None:
     model = loaded("fast-beam")
     given = [[phrase] if isinstance(phrase, str) else phrase or [] for phrase in PHRASES]
-    run = run_in_process(
-        "interactive",
-        f"{MULTI30K} --task translation --source-lang en --target-lang de --path {MULTI30K}/verifier.pt --cpu "
-        f"--bpe sentencepiece --sentencepiece-model {MULTI30K}/subwords.model --buffer-size 9 --batch-size 4 --beam 4 "
-        f"--nbest 2 --constraints {order}",
-        input="".join("\t".join([text, *more]) + "\n" for text, more in zip(TEXTS, given, strict=True)),
-    )
-    expected = [line.split("\t")[1:] for line in run.stdout.splitlines() if line.startswith("D-")]
+    lines = ["\t".join([text, *more]) for text, more in zip(TEXTS, given, strict=True)]
+    expected = interactive(MULTI30K, lines, f"--task translation --beam 4 --nbest 2 --constraints {order}")
     options = {"beam": 4, "constraint_order": order}
     found = model.translate(TEXTS, constraints=PHRASES, num_hypotheses=2, return_scores=True, **options)
     outputs = [output for best in found for output in (best, *best.alternatives)]
     assert [output.text for output in outputs] == [text for _, text in expected]
     for output, (score, _) in zip(outputs, expected, strict=True):
-        assert output.score / math.log(2) == pytest.approx(float(score), abs=1e-4)
+        assert output.score / math.log(2) == pytest.approx(score, abs=1e-4)
     plain = model.translate(TEXTS, beam=4)
     assert found[1].text == plain[1] and all(found[number].text != plain[number] for number in (0, 2, 3))
     # One sentence has phrases of its own, also as subwords, and with fairseq's search.

@@ -19,7 +19,7 @@ from fairseq_plugins.api import Model, Translation
 from fairseq_plugins.api.files import find_languages
 from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.errors import ConfigurationError
-from tests.api.released import CAPTIONS, MULTI30K, UA_GEC, loaded
+from tests.api.released import CAPTIONS, MULTI30K, UA_GEC, interactive, loaded
 from tests.conftest import Corpus
 from tests.errors import refused
 from tests.support import REPOSITORY, run_in_process
@@ -39,19 +39,6 @@ def captions() -> Model:
     return loaded(fixed_width=True)
 
 
-def interactive(texts: list[str], *options: str) -> list[tuple[float, str]]:
-    """Return scores (base 2) and detokenised text of fairseq-interactive, with fairseq's own task and search."""
-    run = run_in_process(
-        "interactive",
-        f"{UA_GEC} --task translation --source-lang src --target-lang tgt --path {UA_GEC}/verifier.pt "
-        f"--bpe sentencepiece --sentencepiece-model {UA_GEC}/subwords.model --cpu --buffer-size 1000 --batch-size 25",
-        *options,
-        input="".join(text + "\n" for text in texts),
-    )
-    lines = [line.split("\t") for line in run.stdout.splitlines() if line.startswith("D-")]
-    return [(float(score), text) for _, score, text in lines]
-
-
 def test_backend_has_a_name_and_a_reason(model: Model) -> None:
     assert model.backend.startswith("native: ")
     assert loaded("beam", UA_GEC).backend == "fairseq: its own beam search"
@@ -64,7 +51,7 @@ def test_backend_has_a_name_and_a_reason(model: Model) -> None:
 def test_text_is_that_of_fairseq_interactive(decoder: str, beam: int | None, nbest: int, model: Model) -> None:
     own = model if decoder == "iad" else loaded(decoder, UA_GEC)
     texts = SENTENCES if decoder == "iad" else SENTENCES[:12]
-    expected = interactive(texts, "--beam", str(beam or 5), "--nbest", str(nbest))
+    expected = interactive(UA_GEC, texts, f"--task translation --beam {beam or 5} --nbest {nbest}", languages="src tgt")
     translations = own.translate(texts, beam=beam, num_hypotheses=nbest, return_scores=True)
     hypotheses = [one for best in translations for one in (best, *best.alternatives)]
     assert len(expected) == len(texts) * nbest and [one.text for one in hypotheses] == [text for _, text in expected]
@@ -97,8 +84,10 @@ def test_options_of_a_call_are_those_of_load(model: Model) -> None:
         alone = model.translate(few, batch_size=1, **changed)  # a batch's longest source decides with max_len_a
         assert [list(model.stream(text, **changed))[-1].text for text in few] == alone
     assert before == model.translate(few)
-    for changed, options in (({"lenpen": 3.0}, ["--lenpen", "3"]), ({"unnormalized": True}, ["--unnormalized"])):
-        expected = [text for _, text in interactive(few, "--beam", "3", *options)]
+    for changed, options in (({"lenpen": 3.0}, "--lenpen 3"), ({"unnormalized": True}, "--unnormalized")):
+        expected = [
+            text for _, text in interactive(UA_GEC, few, f"--task translation --beam 3 {options}", languages="src tgt")
+        ]
         assert loaded("fast-beam", UA_GEC).translate(few, beam=3, **changed) == expected
 
 

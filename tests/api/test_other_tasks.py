@@ -9,9 +9,7 @@ import pytest
 import fairseq_plugins
 from tests.errors import refused
 from tests.families import FAMILIES, MAX_LEN, Family, generate
-from tests.tasks.test_beside import registries
 
-__all__ = ["registries"]
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("registries")]  # of hydra's warnings
 
 

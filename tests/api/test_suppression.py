@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from fairseq_plugins.translation.cli import main
-from tests.api.released import CLDR, loaded
+from tests.api.released import CLDR, interactive, loaded
 from tests.errors import refused
-from tests.support import run_in_process
 
 TEXTS = ["Austrian German", "the day before yesterday", "in 3 months", "Chinese (Traditional)"]
 
@@ -49,13 +48,8 @@ def test_commands_suppress_tokens(tmp_path: Path) -> None:
     assert main([str(CLDR), *arguments]) == 0
     expected = loaded(folder=CLDR).translate(TEXTS, suppress_tokens=tokens)
     assert output.read_text(encoding="utf-8").splitlines() == expected
-    lines = run_in_process(
-        "interactive",
-        f"{CLDR} --task spec_dec --decoder greedy --path {CLDR}/verifier.pt --source-lang en --target-lang de --cpu "
-        f"--bpe sentencepiece --sentencepiece-model {CLDR}/subwords.model",
-        "--suppress-tokens", tokens, input=source.read_text(encoding="utf-8"),
-    ).stdout.splitlines()  # fmt: skip
-    assert [line.split("\t")[2] for line in lines if line.startswith("D-")] == expected
+    found = interactive(CLDR, TEXTS, "--task spec_dec --decoder greedy", "--suppress-tokens", tokens)
+    assert [text for _, text in found] == expected
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,6 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.beside import add_decoder
 from tests.families import FAMILIES
 from tests.support import REPOSITORY
-from tests.tasks.test_beside import registries
-
-__all__ = ["registries"]
 
 MODELS = REPOSITORY / "checkpoints" / "multi30k.en-de"
 SENTENCES = 6

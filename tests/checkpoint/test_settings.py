@@ -16,11 +16,7 @@ from omegaconf import OmegaConf
 
 import fairseq_plugins
 from fairseq_plugins.benchmarks import ctranslate
-from fairseq_plugins.checkpoint.loading import (
-    read_language_model,
-    read_with_task,
-    refuse_unsafe_model_of_validation,
-)
+from fairseq_plugins.checkpoint.loading import read_language_model, read_with_task, refuse_unsafe_model_of_validation
 from fairseq_plugins.checkpoint.settings import check_settings
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.beside import add_decoder
@@ -28,9 +24,6 @@ from tests.conftest import TINY, Corpus
 from tests.errors import error_about
 from tests.language_model import write_language_model
 from tests.support import make_args, run_in_process
-from tests.tasks.test_beside import registries
-
-__all__ = ["registries"]
 
 ALLOWED = ["transformer", "transformer_align", "multilingual_transformer", "bart", "s2t_transformer"]
 

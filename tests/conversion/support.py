@@ -10,6 +10,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 import fairseq_plugins
+from tests.support import both_sides
 
 
 class Transformers(dict[str, Any]):
@@ -26,11 +27,7 @@ class Transformers(dict[str, Any]):
 CLASSES = TOKENIZERS = Transformers()
 
 SIZE = 60
-SIZES = {
-    f"{side}_{size}": value
-    for side in ("encoder", "decoder")
-    for size, value in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 48))
-}
+SIZES = both_sides(layers=2, attention_heads=4, ffn_dim=48)
 MARIAN = {"pad_token_id": SIZE - 1, "eos_token_id": 0, "decoder_start_token_id": SIZE - 1, "bos_token_id": None}
 # Name -> class, settings.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -12,10 +12,10 @@ import fairseq_plugins
 from fairseq_plugins.checkpoint.int8_weights import Int8Weight, restored, round_to_int8
 from fairseq_plugins.checkpoint.loading import read_checkpoint
 from fairseq_plugins.conversion import cli
+from tests.api.released import CLDR, interactive
 from tests.conversion.support import converted, save_model
-from tests.support import REPOSITORY, run_in_process
+from tests.support import REPOSITORY
 
-CLDR = REPOSITORY / "checkpoints" / "cldr.en-de"
 TEXT = ["Monday", "United States", "the day before yesterday", "in 3 hours", "Central European Time", "Swiss franc"]
 
 
@@ -78,16 +78,8 @@ def _once(file: Path) -> list[torch.Tensor]:
 
 
 def test_fairseqs_commands_read_it(int8: Path) -> None:
-    outputs = [
-        run_in_process(
-            "interactive",
-            f"{folder} --task spec_dec -s en -t de --path {folder}/verifier.pt --decoder gad --drafter-path "
-            f"{folder}/drafter.pt --bpe sentencepiece --sentencepiece-model {folder}/subwords.model --cpu --int8",
-            input="".join(text + "\n" for text in TEXT),
-        ).stdout
-        for folder in (CLDR, int8)
-    ]
-    first, second = ([line for line in output.splitlines() if line.startswith("H-")] for output in outputs)
+    options = "--task spec_dec --decoder gad --int8 --drafter-path"
+    first, second = (interactive(folder, TEXT, f"{options} {folder}/drafter.pt") for folder in (CLDR, int8))
     assert first == second and len(first) == len(TEXT)
 
 

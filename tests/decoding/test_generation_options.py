@@ -10,9 +10,9 @@ from fairseq.dataclass.configs import GenerationConfig
 from fairseq.sequence_scorer import SequenceScorer
 from fairseq.token_generation_constraints import pack_constraints
 
-from tests.decoding.reference.search.test_strategy import language_model
 from tests.errors import refused
 from tests.generation_options import NOTHING, OPTIONS, PRINTING, REFUSED, SAME, Entry
+from tests.language_model import make_language_model
 from tests.support import make_sample, make_task, make_transformer
 
 _TASK = make_task(40)
@@ -26,7 +26,10 @@ def decoded(decoder: str, name: str | None, entry: Entry | None, beam: int) -> t
     if name is not None and entry is not None:
         given |= {**entry.needs, name: entry.value}
     lm_path, prefix_size = given.pop("lm_path", None), given.pop("prefix_size", 0)
-    extra = None if lm_path is None else {"lm_model": language_model(), "lm_weight": given.pop("lm_weight", 0.2)}
+    extra = None
+    if lm_path is not None:
+        model, _ = make_language_model(_TASK.target_dictionary, 9)
+        extra = {"lm_model": model, "lm_weight": given.pop("lm_weight", 0.2)}
     _TASK.cfg.decoding_method = decoder
     generator = _TASK.build_generator(_MODELS, Namespace(**given), extra_gen_cls_kwargs=extra)
     more: dict[str, Any] = {}

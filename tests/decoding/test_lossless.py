@@ -56,7 +56,7 @@ GUESSES: dict[str, list[Any]] = {"jacobi_init": ["source", "unk"], "jacobi_pool"
 DECODERS = {
     "greedy": of(st.none()),
     "gad": of(TRAINED, block_size=[1, 3, 10], fp32_drafts=[True], draft_vocabulary=[0.3, 1.0]),
-    "gad++": of(TRAINED, block_size=[1, 3, 10], top_beta=[1, 5], tau=[0.5, 3.0]),
+    "gad++": of(TRAINED, block_size=[1, 3, 10], top_beta=[1, 5], tau=[0.5, 3.0], draft_vocabulary=[0.7, 1.0]),
     "blockwise": of(st.none(), block_size=[2, 3], top_beta=[3, 12], tau=[2.0], min_block=[2]),
     "iad": of(FALLBACK, block_size=[1, 4], iad_lookup=["recent"], fp32_drafts=[True]),
     "reuse": of(FALLBACK, block_size=[1, 3], fp32_drafts=[True]),
@@ -143,10 +143,12 @@ def test_output_is_fairseqs(
     expected = fairseq_beam([model], task, sample, 1, **search)
     if decoder == "reuse":
         sample = {**sample, "drafts": random_drafts(case, ids(expected))}
+    if case.drafter is not None:
+        case.drafter.decoder.target_counts.copy_(torch.arange(case.vocabulary))
     if decoder == "gad++":
+        # By default all drafts are accepted, and the output shows them.
         options = {"top_beta": 1000, "tau": math.inf, **options, "fp32_drafts": True}
     elif case.drafter is not None:
-        case.drafter.decoder.target_counts.copy_(torch.arange(case.vocabulary))
         options |= {} if decoder == "gad" else {"iad_fallback": "gad"}
 
     how, emitted = Options(decoder, **options), {}

@@ -9,16 +9,7 @@ from fairseq.search import BeamSearch
 from fairseq_plugins.decoding.native.model import NativeWeights
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.sampling import Sampling
-from tests.support import (
-    Options,
-    decode,
-    fairseq_beam,
-    ids,
-    make_drafter,
-    make_sample,
-    make_task,
-    make_transformer,
-)
+from tests.support import Options, decode, fairseq_beam, ids, make_drafter, make_sample, make_task, make_transformer
 
 SIZE = 40
 TASK = make_task(SIZE)

@@ -4,6 +4,7 @@ import copy
 import pickle
 from argparse import Namespace
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -74,10 +75,19 @@ def replace_weight(model: nn.Module, other: nn.Module) -> None:
 
 
 def prepared(decoder: str) -> tuple[Any, nn.Module, dict[str, Any], Namespace]:
-    """Return the task of a decoder ("torch": greedy in PyTorch), a model, a batch, and options of generation."""
-    task = make_task(50, decoding_method="greedy" if decoder == "torch" else decoder)
+    """Return the task of a decoder, a model, a batch, and options of generation.
+
+    `greedy` also runs in PyTorch ("torch"), and with a model in half precision ("half").
+    """
+    task = make_task(50, decoding_method="fast-beam" if decoder == "fast-beam" else "greedy")
     task.cfg.no_compiled_steps = decoder == "torch"
-    return task, make_transformer(task, 3), make_sample(task, [4, 0, 12, 7], 1), Namespace(beam=3, max_len_b=20)
+    model = make_transformer(task, 3)
+    return (
+        task,
+        model.half() if decoder == "half" else model,
+        make_sample(task, [4, 0, 12, 7], 1),
+        Namespace(beam=3, max_len_b=20),
+    )
 
 
 CHANGES: dict[str, Change] = {
@@ -99,11 +109,12 @@ CHANGES: dict[str, Change] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("decoder", ["greedy", "fast-beam", "torch"])
+@pytest.mark.parametrize(
+    "decoder, change", [*product(["greedy", "fast-beam", "torch"], CHANGES), ("half", "load"), ("half", "train")]
+)
 def test_changed_weights_are_used(decoder: str, change: str) -> None:
     task, model, sample, args = prepared(decoder)
-    other = make_transformer(task, 4)
+    other = make_transformer(task, 4).to(next(model.parameters()).dtype)
     generator = task.build_generator([model], args)
     before = ids(generator.generate([model], sample))
     backend = generator.backend

@@ -5,12 +5,10 @@ import shlex
 import subprocess
 import sys
 from argparse import ArgumentParser
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
-from hydra.core.config_store import ConfigStore
+from fairseq.tasks import TASK_REGISTRY
 
 from fairseq_plugins.tasks.beside import add_decoder, task_beside_decoder
 from fairseq_plugins.tasks.decoding import DecodesWithDrafts
@@ -19,17 +17,6 @@ from tests.families import FAMILIES
 from tests.support import REPOSITORY, run_in_process
 
 SENTENCES = "w3 w9 w4\nw1\nw20 w21 w22 w23 w24 w25\nw7 w8\n"
-
-
-@pytest.fixture
-def registries() -> Iterator[None]:
-    """What fairseq knows of tasks, as it was before."""
-    stored = ConfigStore.instance().repo["task"]
-    before = [(registry, dict(registry)) for registry in (TASK_REGISTRY, TASK_DATACLASS_REGISTRY, stored)]
-    yield
-    for registry, entries in before:
-        registry.clear()
-        registry.update(entries)
 
 
 @pytest.mark.parametrize(

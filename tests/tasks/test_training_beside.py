@@ -12,9 +12,7 @@ from tests.api.test_other_tasks import arguments
 from tests.errors import refused
 from tests.families import FAMILIES, VOCABULARY
 from tests.support import run_in_process
-from tests.tasks.test_beside import registries
 
-__all__ = ["registries"]
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("registries")]  # of hydra's warnings
 
 TRAINING = (

@@ -9,9 +9,6 @@ import torch
 from fairseq_plugins.tasks.beside import add_decoder
 from tests.conftest import TINY, TRAINING, Corpus
 from tests.support import run_in_process
-from tests.tasks.test_beside import registries
-
-__all__ = ["registries"]
 
 
 @pytest.mark.filterwarnings("ignore")  # of hydra's

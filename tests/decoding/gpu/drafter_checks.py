@@ -27,6 +27,7 @@ from tests.support import (
     SMALL,
     Options,
     SpecDecTask,
+    both_sides,
     liven,
     make_args,
     make_drafter,
@@ -38,7 +39,7 @@ from tests.support import (
 
 TASK = make_task(14)
 PAD, EOS, UNK = TASK.target_dictionary.pad(), TASK.target_dictionary.eos(), TASK.target_dictionary.unk()
-PRE_NORM = {f"{side}_normalize_before": True for side in ("encoder", "decoder")}
+PRE_NORM = both_sides(normalize_before=True)
 GAD = {"fp32_drafts": True}
 DRAFTS = [[[5, 6, 7, 8, 9]], [], [[8, 9], [6, 7, 8, 9, 10, 11]]]
 PREFIX = torch.tensor([[5, 6, PAD], [7, PAD, PAD], [PAD, PAD, 9]])

@@ -20,15 +20,7 @@ from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.sampling import Sampling
 from tests.decoding.gpu.drafter_checks import blockwise
 from tests.decoding.gpu.interpreter import multiply_by_rows
-from tests.support import (
-    SMALL,
-    Options,
-    make_drafter,
-    make_generator,
-    make_sample,
-    make_task,
-    make_transformer,
-)
+from tests.support import SMALL, Options, make_drafter, make_generator, make_sample, make_task, make_transformer
 
 # Two tiles of the vocabulary.
 TASK = make_task(100)

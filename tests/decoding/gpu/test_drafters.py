@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 
-from tests.support import make_task, make_transformer
+from tests.support import both_sides, make_task, make_transformer
 
 pytestmark = pytest.mark.skipif(
     find_spec("triton") is None, reason="Triton is not installed: 1 GB; PyTorch for CUDA brings it"
@@ -20,8 +20,7 @@ def _transformers(width: int, inner: int, heads: int, words: int) -> tuple[Any, 
     """Return an encoder and a decoder of one layer, in fp16."""
     from fairseq_plugins.decoding.gpu.model import GpuWeights
 
-    sizes = {"embed_dim": width, "ffn_embed_dim": inner, "attention_heads": heads, "layers": 1}
-    options = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
+    options = both_sides(embed_dim=width, ffn_embed_dim=inner, attention_heads=heads, layers=1)
     model = make_transformer(make_task(words), 0, ending=False, **options).half()
     weights = GpuWeights(device=torch.device("cpu"))
     return weights.encoder(model.encoder), weights.decoder(model.decoder)

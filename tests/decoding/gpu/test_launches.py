@@ -11,7 +11,7 @@ import torch
 
 from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
-from tests.support import Options, make_args, make_drafter, make_task, make_transformer
+from tests.support import Options, both_sides, make_args, make_drafter, make_task, make_transformer
 
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
@@ -25,17 +25,7 @@ from fairseq_plugins.decoding.gpu.runner import Workspace
 from tests.decoding.gpu.launches import Launch, compiled, record
 
 TASK = make_task(10000)
-BASE = {
-    f"{side}_{name}": value
-    for side in ("encoder", "decoder")
-    for name, value in (
-        ("embed_dim", 512),
-        ("ffn_embed_dim", 2048),
-        ("layers", 6),
-        ("attention_heads", 8),
-        ("normalize_before", True),
-    )
-}
+BASE = both_sides(embed_dim=512, ffn_embed_dim=2048, layers=6, attention_heads=8, normalize_before=True)
 DRAFTER = {
     "decoder_layers": 2,
     "decoder_ffn_embed_dim": 896,

@@ -8,14 +8,7 @@ import torch
 
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
-from tests.support import (
-    Options,
-    decode,
-    ids,
-    make_args,
-    make_sample,
-    make_task,
-)
+from tests.support import Options, decode, ids, make_args, make_sample, make_task
 
 
 def make_blockwise(seed: int, vocabulary: int = 12, **options: Any) -> tuple[Any, BlockwiseTransformer]:

@@ -7,14 +7,7 @@ from fairseq_plugins.decoding.reference.drafters.copying import CopyDrafter, dra
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.errors import ConfigurationError
 from tests.decoding.methods.without_model import blocks_of, drafts_of
-from tests.support import (
-    Options,
-    decode,
-    make_dictionary,
-    make_sample,
-    make_task,
-    make_transformer,
-)
+from tests.support import Options, decode, make_dictionary, make_sample, make_task, make_transformer
 
 A, B, C, D, E, F, EOS = 10, 11, 12, 13, 14, 15, 2
 

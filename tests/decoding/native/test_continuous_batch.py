@@ -10,18 +10,7 @@ import pytest
 import torch
 
 from fairseq_plugins.decoding.native import kernels
-from tests.decoding.native.test_generator import (
-    EOS,
-    PAD,
-    UNK,
-    VOCABULARY,
-    Call,
-    beams,
-    copies,
-    greedy,
-    heads,
-    trained,
-)
+from tests.decoding.native.test_generator import EOS, PAD, UNK, VOCABULARY, Call, beams, copies, greedy, heads, trained
 from tests.support import Options, make_task, make_transformer
 
 SHARED = {"pad": PAD, "unk": UNK, "eos": EOS, "first_token": EOS}

@@ -8,15 +8,7 @@ from fairseq_plugins.decoding.native.model import NativeWeights
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.weights import dequantized, quantized
 from tests.errors import refused
-from tests.support import (
-    Options,
-    assert_same_hypotheses,
-    decode,
-    make_args,
-    make_sample,
-    make_task,
-    make_transformer,
-)
+from tests.support import Options, assert_same_hypotheses, decode, make_args, make_sample, make_task, make_transformer
 
 
 @pytest.mark.parametrize("has_bias", [True, False])

@@ -17,6 +17,7 @@ from fairseq_plugins.decoding.reference.encoder import FusedEncoder
 from fairseq_plugins.decoding.reference.engine import Engine
 from tests.support import (
     Options,
+    both_sides,
     fairseq_greedy,
     ids,
     make_drafter,
@@ -30,11 +31,7 @@ STATM = Path("/proc/self/statm")
 needs_proc = pytest.mark.skipif(not STATM.exists(), reason="no /proc")
 
 # Transformer-base with fewer layers and a smaller vocabulary.
-BASE = {
-    f"{side}_{name}": value
-    for side in ("encoder", "decoder")
-    for name, value in (("embed_dim", 512), ("ffn_embed_dim", 2048), ("layers", 2), ("attention_heads", 8))
-}
+BASE = both_sides(embed_dim=512, ffn_embed_dim=2048, layers=2, attention_heads=8)
 
 
 def in_use() -> int:

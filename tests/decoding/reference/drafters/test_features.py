@@ -25,14 +25,7 @@ from tests.data.test_block_masking import make_batch
 from tests.errors import error_about, refused
 from tests.models.test_block_nat import blocks_for
 from tests.strategies import FEATURE_DRAFTERS, TRANSFORMERS, UNSHRUNK, example_count, fitting
-from tests.support import (
-    Options,
-    make_drafter,
-    make_sample,
-    make_state,
-    make_task,
-    make_transformer,
-)
+from tests.support import Options, make_drafter, make_sample, make_state, make_task, make_transformer
 
 FEATURES = {"drafter_context": "features"}
 VOCABULARY = 30

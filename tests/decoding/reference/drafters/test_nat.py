@@ -11,15 +11,7 @@ from fairseq_plugins.decoding.reference.drafters.nat import NatDrafter
 from fairseq_plugins.decoding.reference.drafters.path import DraftOptions
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.models.block_nat import BlockNat
-from tests.support import (
-    Options,
-    decode,
-    ids,
-    make_drafter,
-    make_sample,
-    make_state,
-    make_task,
-)
+from tests.support import Options, decode, ids, make_drafter, make_sample, make_state, make_task
 
 
 def fresh_log_probs(

@@ -14,14 +14,7 @@ from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.models.block_nat import BlockNat
 from tests.errors import error_about
 from tests.strategies import DETERMINISTIC
-from tests.support import (
-    Options,
-    make_drafter,
-    make_sample,
-    make_state,
-    make_task,
-    make_transformer,
-)
+from tests.support import Options, make_drafter, make_sample, make_state, make_task, make_transformer
 
 VOCABULARY = 40
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from fairseq.models.transformer_lm import TransformerLanguageModel, base_lm_architecture
 from fairseq.token_generation_constraints import pack_constraints
 
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from tests.errors import error_about
-from tests.support import liven, make_args, make_sample, make_task, make_transformer
+from tests.language_model import make_language_model
+from tests.support import make_sample, make_task, make_transformer
 
 VOCABULARY = 40
 SEARCHES: dict[str, dict[str, Any]] = {
@@ -25,20 +25,12 @@ SEARCHES: dict[str, dict[str, Any]] = {
 }
 
 
-def language_model(seed: int = 9) -> Any:
-    task = make_task(VOCABULARY)
-    torch.manual_seed(seed)
-    args = make_args(decoder_layers=1, tokens_per_sample=64, max_target_positions=64)
-    base_lm_architecture(args)
-    args.decoder_output_dim = args.decoder_input_dim = args.decoder_embed_dim
-    task.output_dictionary = task.target_dictionary
-    return liven(TransformerLanguageModel.build_model(args, task))
-
-
 def decoded(decoder: str, options: dict[str, Any], sample: dict[str, Any], models: list, **more: Any) -> list:
     task = make_task(VOCABULARY, decoding_method=decoder)
     given = {name: value for name, value in options.items() if name != "lm_path"}
-    extra = {"lm_model": language_model(), "lm_weight": 0.4} if "lm_path" in options else None
+    extra = None
+    if "lm_path" in options:
+        extra = {"lm_model": make_language_model(task.target_dictionary, 9)[0], "lm_weight": 0.4}
     args = Namespace(beam=4, max_len_b=14, min_len=2, lenpen=0.8, **given)
     generator = task.build_generator(models, args, extra_gen_cls_kwargs=extra)
     assert isinstance(generator, DraftVerifyGenerator) == (decoder == "fast-beam")
