@@ -159,6 +159,24 @@ def test_other_text_than_a_drafter_was_trained_for(programs: Path, tmp_path: Pat
     assert len((tmp_path / "joined.de").read_text().splitlines()) == 2
 
 
+@pytest.mark.slow
+def test_data_for_a_released_model(programs: Path, tmp_path: Path) -> None:
+    """Binarise text as the page says: the model translates it as it translates the text itself."""
+    for name in ("checkpoints", "train_scripts"):
+        (tmp_path / name).symlink_to(REPOSITORY / name)
+    (folder := tmp_path / "examples" / "ua-gec").mkdir(parents=True)
+    for name in ("test.src", "test.tgt"):
+        lines = (REPOSITORY / "examples" / "ua-gec" / name).read_text(encoding="utf-8").splitlines(keepends=True)
+        (folder / name).write_text("".join(lines[:9]), encoding="utf-8")
+    block, *_ = blocks("docs/benchmarks.md", "### Data for a released model")
+    run_line(block, tmp_path, programs)
+    options = f"--user-dir {REPOSITORY}/fairseq_plugins --task spec_dec --path checkpoints/ua-gec/verifier.pt"
+    found = f"fairseq-generate DATA_BIN {options} --decoder greedy --remove-bpe sentencepiece | grep ^D- | sort -V"
+    expected = "spec-dec-translate checkpoints/ua-gec --decoder greedy <examples/ua-gec/test.src"
+    lines = run_line(f"{found} | cut -f 3", tmp_path, programs).splitlines()
+    assert len(lines) == 9 and lines == run_line(expected, tmp_path, programs).splitlines()
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_make_knows_its_targets(page: str) -> None:
     for command in commands(page):
