@@ -68,6 +68,7 @@ def filled_in(command: str, corpus: Corpus) -> str:
     for name in ("VERIFIER.pt", "MODEL.pt", "TEACHER.pt"):
         command = command.replace(name, str(corpus.verifier))
     command = command.replace("DRAFTER.pt", str(corpus.drafter))
+    command = command.replace("HEADS.pt", "blockwise_transformer/checkpoint_best.pt")
     command = command.replace("SHARDS", "shards").replace("FOLDER", str(corpus.verifier.parent))
     command = command.replace("--block-sizes 4,7,10", "--block-sizes 2,3").replace("--taus 1,2,3,4", "--taus 1")
     for program, short in SHORTER.items():
