@@ -106,7 +106,8 @@ def obstacle(metric: str, sample: Sample) -> str | None:
     if metric in REWRITING and (sample.sources is None or settings.metrics is None and settings.source is None):
         return f"{REWRITING[metric]}: for rewriting, compares with the source; add --source FILE"
     if metric in ALIGNING and (line := _overlong_line(sample)) is not None:
-        return f"{ALIGNING[metric]}: {line}; it aligns lines of at most {MAX_ALIGNED_WORDS}: split the line"
+        remedy = "leave the sentence out of all files"
+        return f"{ALIGNING[metric]}: {line}; it aligns lines of at most {MAX_ALIGNED_WORDS}: {remedy}"
     return None
 
 
