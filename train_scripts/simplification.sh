@@ -3,8 +3,7 @@
 #
 #   DATA=folder train_scripts/simplification.sh        train.src, train.tgt, valid.*, test.*, a sentence a line
 #
-# With several references all are in test.tgt.0, test.tgt.1 ... (Turk has 8, ASSET 10), for the scores in results/NAME/test,
-# and one of them in test.tgt, for the table.
+# With several references all are in test.tgt.0, test.tgt.1 ... (Turk has 8, ASSET 10), and one of them in test.tgt, too.
 #
 # DATA is required: WikiLarge comes from its authors (github.com/XingxingZhang/dress), the references of Turk from
 # github.com/cocoxu/simplification, those of ASSET from github.com/facebookresearch/asset.

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import sacrebleu
 import torch
 from fairseq import utils
 from omegaconf import DictConfig
@@ -19,10 +20,12 @@ from fairseq_plugins.checkpoint.loading import build_model, read_checkpoint
 from fairseq_plugins.checkpoint.session import TaskSession, options_of, precision, set_options
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.metrics.bleu import sacre_bleu
 from fairseq_plugins.metrics.texts import read_lines
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 
 Tokens = tuple[int, ...]  # ids of one output sentence
+References = dict[int, tuple[str, ...]]  # of each sentence
 
 _DEFAULT_BATCH_SIZE = 32
 
@@ -34,6 +37,8 @@ class Bench:
     `sentences` the number of sentences to use, the first ones of the subset; None for all.
     Raises ConfigurationError for a missing or unsuitable subset.
     """
+
+    scorer: sacrebleu.BLEU  # of raw text in the target language; `references` makes it
 
     def __init__(
         self,
@@ -183,14 +188,21 @@ class Bench:
         if self.cuda:
             torch.cuda.synchronize()
 
-    def references(self, file: str | None) -> dict[int, str] | None:
-        """Return the reference of each sentence: from a raw text file, else from the target side, if any."""
-        if file is not None:
-            return read_references(file, len(self.dataset))
-        targets = {number: self.dataset[number].get("target") for number in self.order}
-        if any(target is None for target in targets.values()):
-            return None
-        return {number: self.session.text(target.tolist()) for number, target in targets.items()}
+    def references(self, files: Sequence[str] | None) -> References | None:
+        """Return the references of each sentence: from raw text files, else from the target side, if any.
+
+        Raises ConfigurationError as `read_references`, and for a target language whose tokenizer is missing.
+        """
+        if files is not None:
+            by_file = (read_references(file, len(self.dataset)) for file in files)
+            found = dict(enumerate(zip(*by_file, strict=True)))
+        else:
+            targets = {number: self.dataset[number].get("target") for number in self.order}
+            if any(target is None for target in targets.values()):
+                return None
+            found = {number: (self.session.text(target.tolist()),) for number, target in targets.items()}
+        self.scorer = sacre_bleu(getattr(options_of(self.task), "target_lang", None) or "", option="--target-lang")
+        return found
 
 
 def _first(numbers: Sequence[int], count: int | None) -> list[int]:
@@ -198,10 +210,10 @@ def _first(numbers: Sequence[int], count: int | None) -> list[int]:
     return [number for number in numbers if number in chosen]
 
 
-def read_references(file: str, sentences: int) -> dict[int, str]:
-    """Return line number -> line of a raw text file, which must have `sentences` lines."""
+def read_references(file: str, sentences: int) -> list[str]:
+    """Return the lines of a raw text file, which must have `sentences` lines."""
     lines = read_lines(file, "--reference")
     if len(lines) != sentences:
         problem = f"{len(lines)} lines, but the decoded subset has {sentences}"
         raise ConfigurationError("--reference", file, problem, "give the file that was binarised")
-    return dict(enumerate(lines))
+    return lines

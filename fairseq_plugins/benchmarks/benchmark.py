@@ -42,7 +42,7 @@ def notes(bench: Bench, contenders: Sequence[Contender], rows: Sequence[Row], ar
         f"BLEU and same output: subset {bench.subset}, {first}{counted(len(bench.order), 'sentence')}, "
         f"batch size {bench.batch_size}. "
         f"Same as: sentences with the token ids of {' and '.join(tables.compared_with(rows))}.",
-        *([f"sacrebleu {bleu_signature()}"] if rows[0].bleu is not None else []),
+        *([f"sacrebleu {bleu_signature(bench, len(args.reference or [1]))}"] if rows[0].bleu is not None else []),
         f"Speed on the first {counted(rows[0].timed_sentences, 'sentence')}: {runs}{least} after a warm-up, "
         f"time in the decoder only. Tokens per iteration and × (speed over the same search) at batch size "
         f"{args.timing_batch_sizes[0]}; × greedy is over our greedy decoding.",

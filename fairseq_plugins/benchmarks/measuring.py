@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import sacrebleu
 from tqdm import tqdm
 
-from fairseq_plugins.benchmarks.bench import Bench, Tokens
+from fairseq_plugins.benchmarks.bench import Bench, References, Tokens
 from fairseq_plugins.benchmarks.contenders import BEAM_1, Contender, reference_of
 from fairseq_plugins.checkpoint.session import precision
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
@@ -52,7 +51,7 @@ def count_identical(outputs: Mapping[int, Tokens], reference: Mapping[int, Token
 
 
 def measure(
-    bench: Bench, contenders: Sequence[Contender], args: argparse.Namespace, references: dict[int, str] | None
+    bench: Bench, contenders: Sequence[Contender], args: argparse.Namespace, references: References | None
 ) -> list[Row]:
     """Decode the subset once for quality, then part of it repeatedly for speed; return one row per contender.
 
@@ -145,17 +144,15 @@ def counts(generator: Any) -> tuple[int, int]:
     return (0, 0) if stats is None else (stats.tokens, stats.iterations)
 
 
-SCORER = sacrebleu.BLEU()
-
-
-def bleu(bench: Bench, outputs: Mapping[int, Tokens], references: Mapping[int, str]) -> float:
+def bleu(bench: Bench, outputs: Mapping[int, Tokens], references: References) -> float:
     """Return sacrebleu's BLEU of raw text."""
     numbers = sorted(outputs)
     hypotheses = [bench.session.text(outputs[number]) for number in numbers]
-    return SCORER.corpus_score(hypotheses, [[references[number] for number in numbers]]).score
+    by_file = zip(*(references[number] for number in numbers), strict=True)
+    return bench.scorer.corpus_score(hypotheses, [list(lines) for lines in by_file]).score
 
 
-def bleu_signature() -> str:
-    """Return sacrebleu's signature of `SCORER`, which is available only after a first score."""
-    SCORER.corpus_score(["-"], [["-"]])
-    return str(SCORER.get_signature())
+def bleu_signature(bench: Bench, references: int) -> str:
+    """Return sacrebleu's signature for this number of references, which is available only after a score."""
+    bench.scorer.corpus_score(["-"], [["-"]] * references)
+    return str(bench.scorer.get_signature())

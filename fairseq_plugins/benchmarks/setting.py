@@ -38,7 +38,8 @@ def get_parser(contenders: Sequence[Contender]) -> CommandParser:
     add("--blockwise-path", metavar="MODEL.pt", help="checkpoint of a blockwise_transformer, for the blockwise rows")
     part = "use only the first N sentences of the subset, for quality, too (default: all)"
     add("--sentences", type=positive, metavar="N", help=part)
-    add("--reference", metavar="FILE", help="raw text to score against (default: the subset's target side)")
+    several = "raw text to score against; repeatable, for several references (default: the subset's target side)"
+    add("--reference", action="append", metavar="FILE", help=several)
     timed = "timed repetitions; tables show the median (default: 3)"
     add("--repeats", type=positive, default=3, metavar="N", help=timed)
     first = "time the first N sentences of the subset (default: 100)"

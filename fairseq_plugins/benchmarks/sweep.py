@@ -12,14 +12,14 @@ import json
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
 
 from fairseq_plugins.benchmarks import measuring
-from fairseq_plugins.benchmarks.bench import Bench
+from fairseq_plugins.benchmarks.bench import Bench, References
 from fairseq_plugins.benchmarks.contenders import Contender
 from fairseq_plugins.benchmarks.setting import reset_decoder
 from fairseq_plugins.benchmarks.sweep_journal import Journal, circumstances
@@ -53,7 +53,7 @@ def contender(cell: Cell, beam: int) -> Contender:
 
 
 def measure(
-    bench: Bench, cell: Cell, numbers: Sequence[int], references: Mapping[int, str], repeats: int, bar: tqdm
+    bench: Bench, cell: Cell, numbers: Sequence[int], references: References, repeats: int, bar: tqdm
 ) -> CellResult:
     """Decode with a setting after a short warm-up; quality and speed come from the same passes."""
     bar.set_description(str(cell), refresh=False)
@@ -92,12 +92,13 @@ def get_parser() -> CommandParser:
     passes = "timed passes for each setting; the table shows the median (default: 1)"
     add("--repeats", type=positive, default=1, metavar="N", help=passes)
     add("--sentences", type=positive, metavar="N", help="use only the first N of the subset (default: all)")
-    add("--reference", metavar="FILE", help="raw text to score against (default: the subset's target side)")
+    several = "raw text to score against; repeatable, for several references (default: the subset's target side)"
+    add("--reference", action="append", metavar="FILE", help=several)
     add("--no-beam", action="store_true", help="leave out the row of fairseq's beam search, the slowest")
     return parser
 
 
-def prepare(bench: Bench, args: argparse.Namespace) -> tuple[list[int], dict[int, str], list[Cell]]:
+def prepare(bench: Bench, args: argparse.Namespace) -> tuple[list[int], References, list[Cell]]:
     """Return sentences, references and cells of a sweep.
 
     Raises ConfigurationError for a missing reference, and block sizes that the drafter was not trained for.
@@ -121,8 +122,9 @@ def run(argv: Sequence[str]) -> None:
     check_paths(cfg)
     if cfg.task.drafter_path is None:
         raise ConfigurationError("--drafter-path", None, "is missing", "give the checkpoint of the drafter")
-    if args.reference is not None and not Path(args.reference).is_file():
-        raise ConfigurationError("--reference", args.reference, "no such file", "give the raw text of the target side")
+    for file in args.reference or ():
+        if not Path(file).is_file():
+            raise ConfigurationError("--reference", file, "no such file", "give the raw text of the target side")
     reset_decoder(cfg)
     folder = Path(args.output)
     check_folder(folder, "--output")
@@ -136,7 +138,7 @@ def run(argv: Sequence[str]) -> None:
             results = sweep(cells, journal, lambda cell: measure(bench, cell, numbers, references, args.repeats, bar))
         notes = [
             f"Subset {bench.subset}, {len(numbers)} sentences, batch size {bench.batch_size}, timed passes: "
-            f"{args.repeats}; sacrebleu {measuring.bleu_signature()}",
+            f"{args.repeats}; sacrebleu {measuring.bleu_signature(bench, len(args.reference or [1]))}",
             f"Machine: {machine()}",
             f"Command: {shlex.join(['spec-dec-sweep', *argv])}",
         ]

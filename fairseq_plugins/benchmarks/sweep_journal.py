@@ -66,7 +66,7 @@ def circumstances(cfg: DictConfig, args: argparse.Namespace) -> dict[str, Any]:
         "verifier": sha256([Path(path) for path in utils.split_paths(cfg.common_eval.path)]),
         "drafter": sha256([Path(cfg.task.drafter_path)]),
         "data": sha256(sorted([*data.glob(f"{cfg.dataset.gen_subset}.*"), *data.glob("dict.*.txt")])),
-        "reference": None if args.reference is None else sha256([Path(args.reference)]),
+        "reference": None if args.reference is None else sha256([Path(file) for file in args.reference]),
         "subset": cfg.dataset.gen_subset,
         "sentences": args.sentences,
         "repeats": args.repeats,

@@ -15,17 +15,24 @@ SHOWN = {"bleu": "BLEU, tokenised", "sacrebleu": "sacreBLEU", "chrf": "chrF2", "
 """The metrics of this file: name of --metrics -> name in tables."""
 
 
+def sacre_bleu(language: str, tokenizer: str | None = None, option: str = "--tokenize") -> sacrebleu.BLEU:
+    """Return sacrebleu's BLEU of raw text, with its own tokenizer for the language unless one is given.
+
+    Raises ConfigurationError, which names the option, for a tokenizer that is not there, or not to be had.
+    """
+    try:  # sacrebleu knows zh, not zh-Hans
+        return sacrebleu.BLEU(tokenize=tokenizer, trg_lang=re.split("[-_]", language)[0])
+    except (ImportError, RuntimeError, OSError) as error:  # the last one of a download
+        raise ConfigurationError(option, tokenizer or language, str(error)) from error
+
+
 def metric_of(name: str, settings: Namespace) -> Metric:
-    """Return sacrebleu's metric; raises ConfigurationError for a tokenizer that is not there, or not to be had."""
+    """Return sacrebleu's metric; raises ConfigurationError as `sacre_bleu`."""
     if name == "bleu":  # without tokenisation or smoothing
         return sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
     if name != "sacrebleu":
         return sacrebleu.CHRF() if name == "chrf" else sacrebleu.TER()
-    language = re.split("[-_]", settings.lang)[0]  # sacrebleu knows zh, not zh-Hans
-    try:
-        return sacrebleu.BLEU(tokenize=settings.tokenize, trg_lang=language)
-    except (ImportError, RuntimeError, OSError) as error:  # the last one of a download
-        raise ConfigurationError("--tokenize", settings.tokenize or settings.lang, str(error)) from error
+    return sacre_bleu(settings.lang, settings.tokenize)
 
 
 def lines_for(name: str, sentences: Sentences) -> Sequence[str]:

@@ -1,17 +1,20 @@
 """`spec-dec-bench`: small real runs, the arithmetic of the table, and refusals."""
 
 import json
+import re
+import shutil
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sacrebleu
 import torch
 from fairseq import options
 from fairseq_cli import preprocess
 from sentencepiece import SentencePieceProcessor
 
-from fairseq_plugins.benchmarks import bench, benchmark, tables
+from fairseq_plugins.benchmarks import bench, benchmark, measuring, tables
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, BLOCKWISE, CONTENDERS, Contender
 from fairseq_plugins.benchmarks.measuring import Row
 from fairseq_plugins.errors import ConfigurationError
@@ -167,10 +170,31 @@ def test_errors(released: Namespace, capsys: pytest.CaptureFixture[str], argumen
     assert printed == "" and "spec-dec-bench: error: " in log and message in log and "Traceback" not in log
 
 
+def test_bleu_is_that_of_all_references() -> None:
+    texts = Namespace(session=Namespace(text=lambda tokens: " ".join(map(str, tokens))), scorer=sacrebleu.BLEU())
+    outputs = {5: (5, 6, 7, 8), 3: (1, 2, 3, 4)}
+    assert measuring.bleu(texts, outputs, {3: ("-", "1 2 3 4"), 4: ("", ""), 5: ("5 6 7 8", "-")}) == pytest.approx(100)
+
+
+def test_references_and_tokenizer_are_those_of_metrics(
+    released: Namespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As for `spec-dec-metrics`: several references, and sacrebleu's tokenizer for the target language."""
+    for language, file in (("en", "en"), ("zh_CN", "de")):
+        shutil.copy(MODELS / f"dict.{file}.txt", tmp_path / f"dict.{language}.txt")
+        shutil.copy(Path(released.reference).with_name(f"text.{file}"), tmp_path / f"text.{language}")
+    binarise(tmp_path, tmp_path / "data", tmp_path, "en", "zh_CN")
+    given = ["--reference", released.reference] * 2 + ["--decoders", "greedy", "--target-lang", "zh_CN"]
+    assert benchmark.main([str(tmp_path / "data"), *_quick(released)[1:], *given]) == 0
+    assert re.search(r"sacrebleu nrefs:2\|.*\|tok:zh\|", capsys.readouterr().out)
+    assert benchmark.main([*_quick(released), "--reference", released.reference, "--reference", __file__]) == 2
+    assert f"--reference {__file__}: " in capsys.readouterr().err
+
+
 def test_references_are_split_at_line_ends_only(tmp_path: Path) -> None:
     file = tmp_path / "text"
     file.write_bytes("a\u2028b\x0b\r\n\nc".encode())
-    assert bench.read_references(str(file), 3) == {0: "a\u2028b\x0b", 1: "", 2: "c"}
+    assert bench.read_references(str(file), 3) == ["a\u2028b\x0b", "", "c"]
     file.write_bytes(b"\xff\n")
     with pytest.raises(ConfigurationError, match="not UTF-8"):
         bench.read_references(str(file), 1)

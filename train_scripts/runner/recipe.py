@@ -307,8 +307,7 @@ class Recipe:
         found = recommended(self.results / "sweep/sweep.json")
         rows |= {name: f"{options} {drafter}" for name, options in found.items()}
         rows |= {name: f"--decoder {name}" for name in s.decoders.split()}
-        references = numbered_references(self.sets.get("test", self.raw / "test"), s.tgt) or [s.tgt]
-        compared = f"--references {' '.join(f'{self.raw}/test.{ending}' for ending in references)}"
+        compared = f"--references {' '.join(self.references())}"
         write_anew(part)
         run(f"mkdir -p {part}")
         for name, options in rows.items():
@@ -318,13 +317,20 @@ class Recipe:
             run(f"{scores} {s.metric_options} --json {part}/{name}.json", out=part / f"{name}.txt")
         finish_writing(part, self.results / "test")
 
+    def references(self) -> list[str]:
+        """Return the files of the test set's references."""
+        tgt = self.settings.tgt
+        endings = numbered_references(self.sets.get("test", self.raw / "test"), tgt) or [tgt]
+        return [f"{self.raw}/test.{ending}" for ending in endings]
+
     def compare(self) -> None:
         """Write the table that compares decoders."""
         s = self.settings
         threads = f"env OMP_NUM_THREADS={s.DECODING_THREADS} " if s.DECODING_THREADS else ""
         rows = f"--decoders {shlex.quote(s.COMPARED)} " if s.COMPARED else ""
         rows += f"--blockwise-path {self.models}/blockwise.pt" if s.BLOCKWISE_HEADS != "0" else ""
-        models = f"{self.decoding()} --drafter-path {self.drafter} --reference {self.raw}/test.{s.tgt}"
+        references = " ".join(f"--reference {file}" for file in self.references())
+        models = f"{self.decoding()} --drafter-path {self.drafter} {references}"
         timing = f"--repeats {s.REPEATS} --timing-sentences {s.TIMING_SENTENCES} --results {self.results}"
         run(f"{threads}spec-dec-bench {self.data} {models} {rows} {timing}", out=self.logs / "compare.log")
 
