@@ -221,7 +221,10 @@ def test_languages_with_a_hyphen(corpus: Corpus, tmp_path: Path, capsys: pytest.
     assert cli.main(["merge", str(data), *merge]) == 0
     assert (tmp_path / "out/valid.pt-BR-en.en.bin").is_file()
     shutil.copy(corpus.drafter, drafter)
-    assert tools(["measure-survival", str(data), str(corpus.verifier), str(drafter)]) == 0
+    measure = ["measure-survival", str(data), str(corpus.verifier), str(drafter)]
+    assert tools(measure) == 0
+    assert "survival counts are stored in it" in capsys.readouterr().out
+    assert tools([*measure, "--languages", "pt-BR", "en"]) == 0
     assert "survival counts are stored in it" in capsys.readouterr().out
 
 

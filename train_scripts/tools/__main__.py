@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from types import UnionType
 from typing import Any, Literal, get_args, get_origin
 
 # Module and function of each tool, imported only when called, because torch takes seconds.
@@ -37,9 +38,11 @@ def parser_of(name: str, function: Callable[..., object]) -> argparse.ArgumentPa
     help_of = {argument: words for arguments, words in described for argument in arguments.split(", ")}
     parser = argparse.ArgumentParser(prog=f"python -m train_scripts.tools {name}", description=text.split("\n")[0])
     for parameter in inspect.signature(function).parameters.values():
-        is_option = parameter.kind is parameter.KEYWORD_ONLY
-        options: dict[str, Any] = {"type": parameter.annotation, "help": help_of.get(parameter.name)}
-        values, kind = get_args(parameter.annotation), get_origin(parameter.annotation)
+        is_option, annotation = parameter.kind is parameter.KEYWORD_ONLY, parameter.annotation
+        if get_origin(annotation) is UnionType:  # of a type and None
+            annotation = get_args(annotation)[0]
+        options: dict[str, Any] = {"type": annotation, "help": help_of.get(parameter.name)}
+        values, kind = get_args(annotation), get_origin(annotation)
         if kind is Literal:
             options |= {"type": str, "choices": values}
         elif kind is not None:  # a sequence, or a tuple of two

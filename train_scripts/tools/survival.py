@@ -10,13 +10,22 @@ from fairseq_plugins.decoding.trained_drafter import store_survival
 from fairseq_plugins.shared.parsing import as_config, generation_parser, parse_arguments
 
 
-def measure(data: Path, verifier: Path, drafter: Path, *, subset: str = "valid", batch_size: int = 32) -> str:
+def measure(
+    data: Path,
+    verifier: Path,
+    drafter: Path,
+    *,
+    languages: tuple[str, str] | None = None,
+    subset: str = "valid",
+    batch_size: int = 32,
+) -> str:
     """Store acceptance counts in the drafter's checkpoint, as validations on a CPU do in training.
 
     Args:
         data: binarised data.
         verifier: checkpoint of the verifier.
         drafter: checkpoint of the drafter, rewritten with the counts that initialise the policy of --decoder gad.
+        languages: of source and target (default: from the names of files).
         subset: name of the validation set.
         batch_size: sentences in a batch.
 
@@ -27,6 +36,8 @@ def measure(data: Path, verifier: Path, drafter: Path, *, subset: str = "valid",
         ConfigurationError: for a checkpoint that cannot be read, and models that do not fit each other.
     """
     line = [str(data), "--path", str(verifier), "--drafter-path", str(drafter), "--decoder", "gad"]
+    if languages is not None:
+        line += ["--source-lang", languages[0], "--target-lang", languages[1]]
     options = as_config(parse_arguments(generation_parser("measure-survival"), [*line, "--cpu", "--beam", "1"]))
     session = TaskSession(options)
     session.task.decoding.counts_survival = True
