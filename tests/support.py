@@ -161,6 +161,14 @@ def make_sample(task: SpecDecTask, lengths: list[int], seed: int = 0) -> dict[st
     }
 
 
+def make_all(
+    size: int, seed: int, lengths: list[int], sample_seed: int = 0, **options: Any
+) -> tuple[SpecDecTask, TransformerModel, dict[str, Any]]:
+    """Return a task, a model for it with these options, and a batch."""
+    task = make_task(size)
+    return task, make_transformer(task, seed, **options), make_sample(task, lengths, sample_seed)
+
+
 def fairseq_greedy(models: list[nn.Module], task: SpecDecTask, sample: dict[str, Any], **options: Any) -> list:
     """Decode with fairseq's own generator at beam 1; options of its constructor, prefix_tokens and bos_token."""
     return fairseq_beam(models, task, sample, 1, **options)
@@ -289,22 +297,9 @@ def decode(
     **options: Any,
 ) -> tuple[list, list[SentenceStats]]:
     """Decode one batch with our generator; return hypotheses and statistics. Arguments as for `make_generator`."""
-    return decode_all(models, task, [sample], method, *how, **options)
-
-
-def decode_all(
-    models: list[nn.Module],
-    task: SpecDecTask,
-    batches: list[dict[str, Any]],
-    method: Options | Drafter | Method,
-    *how: Any,
-    **options: Any,
-) -> tuple[list, list[SentenceStats]]:
-    """Decode batches one after the other with one generator, as `decode`."""
     per_batch = _per_batch(options)
     generator, stats = make_generator(models, task, method, *how, **options)
-    output = [hypotheses for sample in batches for hypotheses in generator.generate(models, sample, **per_batch)]
-    return output, stats.recorded
+    return generator.generate(models, sample, **per_batch), stats.recorded
 
 
 def make_generator(

@@ -4,7 +4,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,25 @@ def status_of_fork(holds: Callable[[], bool]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
+@contextmanager
+def meanwhile(*work: Callable[[], object]) -> Iterator[None]:
+    """Call each function again and again, in a thread of its own."""
+    stop = threading.Event()
+
+    def repeat(function: Callable[[], object]) -> None:
+        while not stop.is_set():
+            function()
+
+    with ThreadPoolExecutor(len(work)) as pool:
+        futures = [pool.submit(repeat, function) for function in work]
+        try:
+            yield
+        finally:
+            stop.set()
+        for future in futures:
+            future.result()
+
+
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("decoder", ["greedy", "beam"])
 def test_children_decode(decoder: str, tmp_path: Path) -> None:
@@ -40,27 +61,18 @@ def test_children_decode(decoder: str, tmp_path: Path) -> None:
     memory = Memory(tmp_path)
     text = ["A dog runs.", "Two men sit ."][: 1 if decoder == "beam" else 2]
     expected = model.translate(text)
-    stop = threading.Event()
 
     def work() -> None:
-        while not stop.is_set():
-            model.translate(text)
-            memory.add(["a"], [f"{time.monotonic()}"])
+        model.translate(text)
+        memory.add(["a"], [f"{time.monotonic()}"])
 
     def holds() -> bool:
         memory.add(["b"], ["c"])
         return model.translate(text) == expected and memory.drafts("b") == ["c"]
 
-    workers = [threading.Thread(target=work) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    try:
+    with meanwhile(work, work):
         for _ in range(3):
             assert status_of_fork(holds) == 0
-    finally:
-        stop.set()
-        for worker in workers:
-            worker.join()
     assert model.translate(text) == expected
 
 

@@ -91,6 +91,10 @@ def test_drafts_save_iterations(how: Options, kind: str, drafter: str | None, le
     """In both engines as many, unless drafts depend on other sentences: pools and blocks of masks, near the limit."""
     case = known(kind)
     model = case.drafter(drafter)
+
+    def generator_for(options: Options = how, **more: Any) -> tuple[Any, Any]:
+        return make_generator([case.model], case.task, options, model, max_len_b=40, **more)
+
     unrounded = Options(how.spec.name, **{**vars(how.options), **({} if model is None else {"fp32_drafts": True})})
     # Dear steps make the policy draft.
     by_policy = Options(how.spec.name, **{**vars(how.options), "fixed_width": False})
@@ -100,7 +104,7 @@ def test_drafts_save_iterations(how: Options, kind: str, drafter: str | None, le
         ("PyTorch", how, Engine()),
         ("policy", by_policy, None),
     ):
-        generator, stats = make_generator([case.model], case.task, options, model, engine=engine, max_len_b=40)
+        generator, stats = generator_for(options, engine=engine)
         if name == "policy":
             costs = [{1.0: first, 2.0: first + further} for first, further in ((9.0, 9.0), (1e-3, 1e-3), (1.0, 0.0))]
             generator.backend.method.policy.costs = kernels().Costs(*costs)
@@ -109,16 +113,15 @@ def test_drafts_save_iterations(how: Options, kind: str, drafter: str | None, le
         emitted[name] = [sentence.emitted for sentence in stats.recorded]
     assert emitted["kernels"] == emitted["PyTorch"] or not is_alone
     if is_alone and how.spec.name != "jacobi":  # whose window depends on the sources of a batch
-        settings = {"engine": Engine(), "active_sentences": 5, "max_len_b": 40}
-        generator, stats = make_generator([case.model], case.task, how, model, **settings)
+        generator, stats = generator_for(engine=Engine(), active_sentences=5)
         generator.generate([], case.sample)
         assert [sentence.emitted for sentence in stats.recorded] == emitted["PyTorch"]
-    generator, stats = make_generator([case.model], case.task, how, model, max_len_b=40)
+    generator, stats = generator_for()
     assert_same_output([row for sample in case.singles() for row in generator.generate([], sample)], case.expected)
     assert emitted_per_iteration(stats.recorded) > least
     # In PyTorch the pool of a sentence near its limit depends on the others' lengths.
     if getattr(how.options, "jacobi_pool", False):
-        generator, alone = make_generator([case.model], case.task, how, engine=Engine(), max_len_b=40)
+        generator, alone = generator_for(engine=Engine())
         for sample in case.singles()[:4]:
             generator.generate([], sample)
         assert [one.emitted for one in alone.recorded] == [one.emitted for one in stats.recorded[:4]]

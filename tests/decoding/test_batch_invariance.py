@@ -115,10 +115,7 @@ def test_ensembles_and_many_rows(engine: str) -> None:
 
 @pytest.mark.parametrize("identity", [True, False])
 def test_blockwise_heads(engine: str, identity: bool) -> None:
-    """Compare `blockwise` and `greedy` on the same model, with and without an identity first head.
-
-    Without the identity `greedy` runs in PyTorch, so `blockwise` on one sentence at a time is the reference.
-    """
+    """Compared with `greedy`, which without an identity first head runs in PyTorch: then one sentence at a time."""
     make, dtype = ENGINES[engine]
     task, model = make_blockwise(3, identity_first_head=identity)
     model.to(dtype)

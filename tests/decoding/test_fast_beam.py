@@ -14,15 +14,7 @@ from tests.decoding.native.test_rules import with_fixed_scores
 from tests.decoding.test_lossless import random_prefixes
 from tests.errors import error_about
 from tests.strategies import DETERMINISTIC, UNSHRUNK, example_count
-from tests.support import (
-    Options,
-    assert_same_hypotheses,
-    decode,
-    fairseq_beam,
-    make_sample,
-    make_task,
-    make_transformer,
-)
+from tests.support import Options, assert_same_hypotheses, decode, fairseq_beam, make_all
 
 EOS, PAD = 2, 1
 BEAMS = [1, 2, 4, 5, 10, 16]
@@ -58,12 +50,8 @@ def test_equals_fairseq(case: Case, beam: int, prefix: int, suppresses: bool, ac
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_hypothesis_without_a_continuation_is_ignored(seed: int) -> None:
-    """The first tokens are all words but padding: one of them, EOS, ends and leaves its place in the beam empty.
-
-    The kernels leave so small a vocabulary to PyTorch.
-    """
-    task = make_task(8)
-    model, sample = make_transformer(task, seed), make_sample(task, [4, 0, 7, 5], seed)
+    """One of all first tokens, EOS, leaves its place in the beam empty. The kernels leave so few words to PyTorch."""
+    task, model, sample = make_all(8, seed, [4, 0, 7, 5], seed)
     search = {"max_len_b": 12, "min_len": 0}
     expected = fairseq_beam([model], task, sample, 7, **search)
     output, _ = decode([model], task, sample, FAST_BEAM, beam_size=7, **search)
@@ -72,8 +60,7 @@ def test_a_hypothesis_without_a_continuation_is_ignored(seed: int) -> None:
 
 @pytest.mark.parametrize("beam", [5, 16])
 def test_a_large_batch(beam: int) -> None:
-    task = make_task(200)
-    model, sample = make_transformer(task, 5), make_sample(task, [(7 * number) % 23 for number in range(32)])
+    task, model, sample = make_all(200, 5, [7 * number % 23 for number in range(32)])
     output, _ = decode([model], task, sample, FAST_BEAM, beam_size=beam, max_len_b=30)
     assert_same_hypotheses(output, fairseq_beam([model], task, sample, beam, max_len_b=30))
     assert all(len(every) == beam for every in output)
@@ -83,9 +70,9 @@ def test_a_large_batch(beam: int) -> None:
 @given(values=st.lists(st.sampled_from([-1, -1, -1, 0]), min_size=20, max_size=20), beam=st.integers(2, 7))
 def test_of_equal_scores_the_first_tokens_are_the_best(values: list[int], beam: int) -> None:
     """PyTorch leaves their order open. The kernels' must not depend on their parts of the vocabulary."""
-    task = make_task(24)
-    model = with_fixed_scores(make_transformer(task, 1), torch.tensor([-torch.inf, 0, -9, -torch.inf, *values]))
-    output, _ = decode([model], task, make_sample(task, [3]), FAST_BEAM, beam_size=beam, max_len_b=1)
+    task, model, sample = make_all(24, 1, [3])
+    with_fixed_scores(model, torch.tensor([-torch.inf, 0, -9, -torch.inf, *values]))
+    output, _ = decode([model], task, sample, FAST_BEAM, beam_size=beam, max_len_b=1)
     best = sorted(range(20), key=lambda word: -values[word])[:beam]
     assert [hypothesis["tokens"].tolist() for hypothesis in output[0]] == [[4 + word, EOS] for word in best]
 
@@ -93,9 +80,7 @@ def test_of_equal_scores_the_first_tokens_are_the_best(values: list[int], beam: 
 @pytest.mark.parametrize("engine", list(ENGINES))
 def test_models_without_eos(engine: str) -> None:
     """All hypotheses end at the maximum length, where EOS is forced."""
-    task = make_task(60)
-    model = make_transformer(task, 1, ending=False, max_target_positions=20)
-    sample = make_sample(task, [5, 0, 18])
+    task, model, sample = make_all(60, 1, [5, 0, 18], ending=False, max_target_positions=20)
     expected = fairseq_beam([model], task, sample, 4, max_len_b=200)
     assert max(len(best["tokens"]) for best, *_ in expected) == 20
     output, _ = decode([model], task, sample, FAST_BEAM, engine=ENGINES[engine](), beam_size=4, max_len_b=200)
@@ -105,13 +90,12 @@ def test_models_without_eos(engine: str) -> None:
 @pytest.mark.parametrize("engine", list(ENGINES))
 def test_model_with_nan_scores_is_an_error(engine: str) -> None:
     """fairseq fails, too, if all scores are NaN."""
-    task = make_task(200)
-    model = make_transformer(task, 5)
+    task, model, sample = make_all(200, 5, [7, 3])
     torch.nn.init.constant_(model.decoder.output_projection.weight, torch.nan)
     # The kernels notice NaN at once, PyTorch when EOS is forbidden.
     error = (RuntimeError, "not numbers") if engine == "kernels" else (ConfigurationError, "nothing may end after 6")
     with pytest.raises(error[0], match=error[1]):
-        decode([model], task, make_sample(task, [7, 3]), FAST_BEAM, engine=ENGINES[engine](), beam_size=2, max_len_b=6)
+        decode([model], task, sample, FAST_BEAM, engine=ENGINES[engine](), beam_size=2, max_len_b=6)
 
 
 @settings(UNSHRUNK, max_examples=example_count(40))
@@ -125,13 +109,9 @@ def test_model_with_nan_scores_is_an_error(engine: str) -> None:
 )
 @example(vocabulary=12, allowed=1, beam=5, prefix=0, min_len=3, seed=1)  # EOS is among the best, and forbidden
 @example(vocabulary=10, allowed=6, beam=5, prefix=0, min_len=0, seed=0)  # too wide a beam for the kernels
-def test_few_tokens_with_probability(
-    vocabulary: int, allowed: int, beam: int, prefix: int, min_len: int, seed: int
-) -> None:
+def test_few_possible_tokens(vocabulary: int, allowed: int, beam: int, prefix: int, min_len: int, seed: int) -> None:
     """Fewer candidates than needed: hypotheses continue with unused columns, and return when others end."""
-    task = make_task(vocabulary)
-    model = make_transformer(task, seed, ending=False)
-    sample = make_sample(task, [4, 0, 9], seed)
+    task, model, sample = make_all(vocabulary, seed, [4, 0, 9], seed, ending=False)
     search: dict[str, Any] = {"max_len_b": 8, "min_len": min_len}
     bias = torch.full((vocabulary,), -torch.inf)
     bias[EOS] = 1
@@ -157,9 +137,7 @@ def test_few_tokens_with_probability(
 
 def test_prefix_of_eos_only() -> None:
     """fairseq fails with several beams: only one hypothesis can end."""
-    task = make_task(40)
-    model = make_transformer(task, 2)
-    sample = make_sample(task, [4, 6])
+    task, model, sample = make_all(40, 2, [4, 6])
     prefix = torch.tensor([[EOS], [7]])
     with pytest.raises(AssertionError):
         fairseq_beam([model], task, sample, 3, max_len_b=9, prefix_tokens=prefix)

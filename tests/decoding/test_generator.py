@@ -24,6 +24,7 @@ from tests.support import (
     decode,
     fairseq_greedy,
     ids,
+    make_all,
     make_drafter,
     make_generator,
     make_sample,
@@ -42,10 +43,7 @@ EOS = 2
 )
 @pytest.mark.parametrize("active", [0, 5])
 def test_steps_report_every_iteration(how: Options, active: int) -> None:
-    """Both backends yield the same steps, which add up to the output of `generate`.
-
-    Only the loop in PyTorch drafts beyond EOS and the maximum length.
-    """
+    """In both backends, but that only the loop in PyTorch drafts beyond EOS and the maximum length."""
     batch = trained("random")
     drafter = batch.drafter("features") if how.spec.name == "gad" else None
     outputs, yielded = ids(batch.expected), []
@@ -75,29 +73,21 @@ def test_steps_report_every_iteration(how: Options, active: int) -> None:
         assert kernels == replace(loop, drafted=kernels.drafted) and kernels.drafted <= loop.drafted
 
 
-SOURCE_LENGTHS = [0, 3, 30, 7, 12, 1, 22]
-
-
 class Known:
-    """A verifier, a batch and fairseq's output for it."""
+    """A verifier, a batch and fairseq's output for it; with 40 as maximum of several lengths."""
 
     def __init__(self, max_len: int) -> None:
         self.search = {"max_len_b": max_len, "min_len": min(1, max_len)}
         self.task = make_task(100)
         self.verifier = make_transformer(self.task, 8, share_decoder_input_output_embed=True)
-        self.sample = make_sample(self.task, SOURCE_LENGTHS)
+        self.sample = make_sample(self.task, [0, 3, 30, 7, 12, 1, 22])
         self.expected = fairseq_greedy([self.verifier], self.task, self.sample, **self.search)
         self.outputs = ids(self.expected)
+        lengths = {len(tokens) for tokens in self.outputs}
+        assert max_len < 40 or (len(lengths) >= 4 and min(lengths) < 10 and max(lengths) > 20)
 
 
 known_outputs = cache(Known)
-
-
-@pytest.fixture(scope="module")
-def known() -> Known:
-    lengths = [len(tokens) for tokens in known_outputs(40).outputs]
-    assert len(set(lengths)) >= 4 and min(lengths) < 10 and max(lengths) > 20
-    return known_outputs(40)
 
 
 @settings(UNSHRUNK, max_examples=example_count(120))
@@ -108,9 +98,7 @@ def known() -> Known:
     ends=st.sampled_from([[], [EOS] * 25, [5, 6, EOS, 7] * 7]),
     seed=st.integers(0, 999),
 )
-def test_drafts_add_the_tokens_that_are_right(
-    width: int, max_len: int, most_right: int, ends: list[int], seed: int
-) -> None:
+def test_drafts_add_right_tokens(width: int, max_len: int, most_right: int, ends: list[int], seed: int) -> None:
     """Each iteration adds the right tokens at the beginning of its draft, up to EOS, and the verifier's own token."""
     known, planned = known_outputs(max_len), {}
 
@@ -149,7 +137,8 @@ def test_outputs_of_maximum_position(learned: bool, drafter_positions: int, bloc
     assert_same_output(drafted, expected)
 
 
-def test_minimum_length_above_the_maximum_is_refused(known: Known) -> None:
+def test_minimum_length_above_the_maximum_is_refused() -> None:
+    known = known_outputs(40)
     with error_about("--min-len"):
         decode([known.verifier], known.task, known.sample, NoDrafter(), min_len=9, max_len_b=3)
 
@@ -157,8 +146,7 @@ def test_minimum_length_above_the_maximum_is_refused(known: Known) -> None:
 @pytest.mark.parametrize("decoder", ["greedy", "iad", "fast-beam"])
 @pytest.mark.parametrize("engine", [None, Engine()], ids=["native", "torch"])
 def test_an_infinite_penalty_forbids_the_unknown_word(decoder: str, engine: Engine | None) -> None:
-    task = make_task(12)
-    model, sample = make_transformer(task, 1, ending=False), make_sample(task, [5, 9, 0])
+    task, model, sample = make_all(12, 1, [5, 9, 0], ending=False)
     search = {"max_len_b": 15, "unk_penalty": float("inf")}
     generator, _ = make_generator([model], task, Options(decoder), engine=engine, **search)
     assert_same_output(generator.generate([model], sample), fairseq_greedy([model], task, sample, **search))
@@ -178,8 +166,5 @@ def test_times_leave_out_the_set_up(streams: bool, monkeypatch: pytest.MonkeyPat
 
     clock = time.perf_counter
     generator.choose, generator.stats.record = slow_choice, lambda batch, seconds: recorded.append(seconds)
-    if streams:
-        list(generator.steps(sample))
-    else:
-        generator.generate([], sample)
+    list(generator.steps(sample)) if streams else generator.generate([], sample)
     assert len(recorded) == 1 and recorded[0] < 500

@@ -122,10 +122,7 @@ COSTS = st.tuples(
 def test_output_is_fairseqs(
     decoder: str, data: st.DataObject, width: int, suppresses: bool, active: int, costs: tuple
 ) -> None:
-    """Also of sentences that wait for others to end, and where a policy chooses how much is drafted.
-
-    Relaxed decoders give the same in both engines.
-    """
+    """Also of sentences that wait, and with a policy. Relaxed decoders give the same in both engines."""
     options, drafter_options = data.draw(DECODERS[decoder])
     if drafter_options and data.draw(st.booleans()):
         # Sources and drafts go beyond its tables of positions.

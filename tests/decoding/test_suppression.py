@@ -39,6 +39,12 @@ def found(method: str, backend: str, beam: int = 1, **options: Any) -> list[list
 
 USED = every_other([token for output in plain() for token in output])
 FIRST = sorted({output[0] for output in plain()})
+WITHOUT = {"tokens_to_suppress": [DICTIONARY[token] for token in USED], "begin_suppressed": tuple(FIRST)}
+
+
+def assert_none_in(outputs: list[list[int]]) -> None:
+    assert not {*USED} & {token for output in outputs for token in output}
+    assert not {*FIRST} & {output[0] for output in outputs}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -73,23 +79,16 @@ def test_no_output_begins_with_them(backend: str, beam: int) -> None:
 
 
 def test_relaxed_acceptance_accepts_none() -> None:
-    options = {"tokens_to_suppress": [DICTIONARY[token] for token in USED], "begin_suppressed": tuple(FIRST)}
     for backend in BACKENDS:
-        tokens = found("gad++", backend, **options)
-        assert not {*USED} & {token for output in tokens for token in output}
-        assert not {*FIRST} & {output[0] for output in tokens}
+        assert_none_in(found("gad++", backend, **WITHOUT))
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(topk=3), Sampling(topp=0.7)], ids=str)
 def test_samples_have_none(sampling: Sampling) -> None:
-    options = {
-        "tokens_to_suppress": [DICTIONARY[token] for token in USED], "begin_suppressed": tuple(FIRST),
-        "sampling": sampling, "seed": 5,
-    }  # fmt: skip
+    options = {**WITHOUT, "sampling": sampling, "seed": 5}
     samples = [found(method, backend, **options) for backend in BACKENDS for method in ("greedy", "gad", "gs-jacobi")]
     assert all(other == samples[0] for other in samples)
-    assert not {*USED} & {token for output in samples[0] for token in output}
-    assert not {*FIRST} & {output[0] for output in samples[0]}
+    assert_none_in(samples[0])
     assert samples[0] != found("greedy", "torch", sampling=sampling, seed=5)
 
 

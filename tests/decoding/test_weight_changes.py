@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from itertools import product
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from tests.support import (
     Options,
     fairseq_beam,
     ids,
+    make_all,
     make_drafter,
     make_generator,
     make_sample,
@@ -75,19 +77,11 @@ def replace_weight(model: nn.Module, other: nn.Module) -> None:
 
 
 def prepared(decoder: str) -> tuple[Any, nn.Module, dict[str, Any], Namespace]:
-    """Return the task of a decoder, a model, a batch, and options of generation.
-
-    `greedy` also runs in PyTorch ("torch"), and with a model in half precision ("half").
-    """
+    """Return the task of a decoder ("torch" and "half": of `greedy`), a model, a batch, and options of generation."""
     task = make_task(50, decoding_method="fast-beam" if decoder == "fast-beam" else "greedy")
     task.cfg.no_compiled_steps = decoder == "torch"
-    model = make_transformer(task, 3)
-    return (
-        task,
-        model.half() if decoder == "half" else model,
-        make_sample(task, [4, 0, 12, 7], 1),
-        Namespace(beam=3, max_len_b=20),
-    )
+    model = make_transformer(task, 3).to(torch.float16 if decoder == "half" else torch.float32)
+    return task, model, make_sample(task, [4, 0, 12, 7], 1), Namespace(beam=3, max_len_b=20)
 
 
 CHANGES: dict[str, Change] = {
@@ -165,11 +159,9 @@ def test_parts_that_compute_something_else_are_noticed(decoder: str, change: Cal
 
 
 def test_a_changed_drafter_is_used() -> None:
-    task = make_task(50)
-    verifier = make_transformer(task, 3)
+    task, verifier, sample = make_all(50, 3, [4, 0, 12, 7], 1)
     drafter, other = (make_drafter(task, seed, 5, verifier) for seed in (1, 2))
     generator, _ = make_generator([verifier], task, Options("gad", 5), drafter)
-    sample = make_sample(task, [4, 0, 12, 7], 1)
     expected = ids(generator.generate([verifier], sample))
     backend = generator.backend
     drafter.load_state_dict(other.state_dict())
@@ -180,29 +172,15 @@ def test_another_trace_is_used() -> None:
     task, model, sample, args = prepared("greedy")
     generator = task.build_generator([model], args)
     assert generator.backend.name == "native"
-
-    class Trace:
-        iterations = 0
-
-        def iteration(self, *_: Any) -> None:
-            self.iterations += 1
-
-        def write(self, *_: Any, **__: Any) -> None:
-            pass
-
-    generator.trace = Trace()
+    generator.trace = Mock()
     generator.generate([model], sample)
-    assert generator.backend.name == "torch" and generator.trace.iterations > 0
-
-
-def make_inference_model() -> nn.Module:
-    with torch.inference_mode():
-        return make_transformer(make_task(50), 3, ending=False)
+    assert generator.backend.name == "torch" and generator.trace.iteration.called
 
 
 def test_inference_tensors_are_compared_by_their_values() -> None:
     """They have no version counter."""
-    model = make_inference_model()
+    with torch.inference_mode():
+        model = make_transformer(make_task(50), 3, ending=False)
     snapshot = WeightSnapshot([model])
     assert snapshot.is_current()
     with torch.inference_mode():
@@ -221,19 +199,10 @@ def test_training_another_model_changes_nothing() -> None:
     assert not snapshot.is_current()
 
 
-def test_replaced_scores_are_refused() -> None:
-    """Of the generator's first batches, and as when it is built: the engine computes fairseq's own."""
-    task, model, sample, args = prepared("greedy")
-    generator = task.build_generator([model], args)
-    generator.generate([model], sample)
-    model.get_normalized_probs = lambda *_, **__: None
-    with pytest.raises(ConfigurationError, match="replaced get_normalized_probs"):
-        generator.generate([model], sample)
-
-
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
+        (None, "get_normalized_probs"),  # of the model itself
         (BaseFairseqModel, "get_normalized_probs"),
         (TransformerDecoderBase, "output_layer"),
         (MultiheadAttention, "forward"),
@@ -241,11 +210,12 @@ def test_replaced_scores_are_refused() -> None:
         (nn.Module, "__call__"),
     ],
 )
-def test_methods_that_are_replaced_in_a_class(monkeypatch: pytest.MonkeyPatch, kind: Any, name: str) -> None:
-    """By a program's own, before or after the first batch."""
+def test_replaced_methods_are_refused(monkeypatch: pytest.MonkeyPatch, kind: Any, name: str) -> None:
+    """By a program's own, before or after the first batch: the engine computes fairseq's."""
     task, model, sample, args = prepared("greedy")
     generator = task.build_generator([model], args)
     generator.generate([model], sample)
+    kind = kind or model
     own = getattr(kind, name)
     monkeypatch.setattr(kind, name, lambda *given, **named: own(*given, **named))
     with pytest.raises(ConfigurationError, match=f"replaced {name}"):

@@ -21,7 +21,7 @@ from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
 from fairseq_plugins.models.fairseq_parts import position_table
 from tests.data.test_block_masking import make_batch
 from tests.errors import error_about, refused
-from tests.support import make_args, make_drafter, make_sample, make_task, make_transformer
+from tests.support import make_all, make_args, make_drafter, make_sample, make_task, make_transformer
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -44,10 +44,8 @@ def blocks_for(
 def test_training_equals_decoding(options: dict[str, Any], attention: str) -> None:
     """Logits of training blocks, several in a pass, equal those of a draft after the same prefix, one by one."""
     torch.manual_seed(0)
-    task = make_task(30)
-    verifier = make_transformer(task, 0)
+    task, verifier, sample = make_all(30, 0, [5, 2, 7, 1])
     model = make_drafter(task, 1, block_size=4, drafter_attention=attention, verifier=verifier, **options)
-    sample = make_sample(task, [5, 2, 7, 1])
     target, previous = make_batch([6, 3, 0, 9])
     count = 1 if attention == "full" else 3
     blocks = blocks_for(model, target, previous, 4, count, 3)
@@ -246,9 +244,7 @@ def test_initial_decoder_of_a_drafter_of_another_depth(tmp_path: Path, theirs: i
         ({"decoder_learned_pos": True}, {"decoder_learned_pos": True, "max_target_positions": 9}, "-positions 9: .*64"),
     ],
 )
-def test_initial_decoder_of_other_sizes(
-    tmp_path: Path, copied: dict[str, Any], ours: dict[str, Any], message: str
-) -> None:
+def test_decoder_of_other_sizes(tmp_path: Path, copied: dict[str, Any], ours: dict[str, Any], message: str) -> None:
     task, path = make_task(30), tmp_path / "drafter.pt"
     common, verifier = {"drafter_context": "features", "activation_fn": "relu"}, make_transformer(task, 0)
     options = make_args(arch="block_nat", _name="block_nat", **common, **copied)

@@ -16,7 +16,7 @@ from fairseq_plugins.decoding.native import kernels
 from fairseq_plugins.decoding.native.model import NativeWeights
 from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.strategies import DETERMINISTIC, example_count
-from tests.support import Options, fairseq_beam, fairseq_greedy, make_drafter, make_sample, make_task, make_transformer
+from tests.support import Options, fairseq_greedy, make_drafter, make_sample, make_task, make_transformer
 
 VOCABULARY, PAD, EOS, UNK = 30, 1, 2, 3
 SYMBOLS = ("pad", "unk", "eos", "first_token")
@@ -137,14 +137,10 @@ def test_valid_calls_run() -> None:
     call = greedy()
     expected = fairseq_greedy(call.models, call.task, call.sample, max_len_b=12)
     assert call.run() == [output[0]["tokens"].tolist() for output in expected]
-    call = beams()
-    output = call.run()
-    expected = fairseq_beam(call.models, call.task, call.sample, 3, max_len_b=12)
-    assert sorted(output) != [] and all(tokens[-1] == EOS for tokens in output)
-    for makes in (trained, lambda: trained(drafter_context="features"), heads):
-        assert all(len(tokens) <= 13 for tokens in makes().run())
-    assert all(len(tokens) <= 13 for tokens in greedy().encoded().run())
-    assert all(len(tokens) <= 13 for tokens in greedy().encoded(embedding=None).run())
+    encoded = greedy().encoded(), greedy().encoded(embedding=None)
+    for call in (beams(), trained(), trained(drafter_context="features"), heads(), *encoded):
+        output = call.run()
+        assert len(output) == 3 and all(tokens[-1] == EOS and len(tokens) <= 13 for tokens in output)
 
 
 @pytest.mark.parametrize("decoder", ["greedy", "fast-beam"])
@@ -153,9 +149,6 @@ def test_reward_of_unknown_words_behind_better_chunks(decoder: str) -> None:
     call = Call(Options(decoder), [make_transformer(make_task(1100), 1)], beam=3)
     call.batch |= {"unk": 1050, "unk_penalty": -50.0}
     assert [tokens[0] for tokens in call.run()] == [1050] * 3
-
-
-# ------------------------------------------------------------------------------------------------- generators
 
 
 @pytest.mark.parametrize(
@@ -197,9 +190,6 @@ def test_drafters_for_other_models_are_refused() -> None:
     call.parts["drafter"] = trained(drafter_context="features").parts["drafter"]
     with pytest.raises(ValueError, match="encoded in another width"):
         call.run()
-
-
-# ---------------------------------------------------------------------------------------------------- batches
 
 
 def changed(values: torch.Tensor, value: int) -> torch.Tensor:

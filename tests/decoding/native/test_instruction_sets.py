@@ -27,24 +27,16 @@ from tests.support import (
     fairseq_beam,
     fairseq_greedy,
     ids,
+    make_all,
     make_drafter,
     make_generator,
     make_sample,
     make_task,
-    make_transformer,
     scores,
 )
 
 # best first
 SETS = kernels().runnable_instruction_sets()
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    """Restore the instruction set of this process after the test."""
-    before = kernels().instruction_set()
-    yield
-    kernels().use_instruction_set(before)
 
 
 def test_the_best_is_used() -> None:
@@ -122,11 +114,9 @@ def test_outputs_of_models_of_any_size(name: str) -> None:
 @pytest.mark.parametrize("options", [{}, {"drafter_context": "features"}], ids=["tokens", "features"])
 def test_drafts_are_the_same(name: str, options: dict[str, Any]) -> None:
     """Drafts in fp32 and int8; equal iterations show equal drafts."""
-    task = make_task(9)
-    model = make_transformer(task, 1)
+    task, model, sample = make_all(9, 1, [4, 0, 12, 7, 20, 3], 1)
     transition = {"transition_rank": 3, "transition_state": 5, "src_embedding_copy": True}
     drafter = make_drafter(task, 2, verifier=model, **transition, **options)
-    sample = make_sample(task, [4, 0, 12, 7, 20, 3], 1)
     expected = fairseq_greedy([model], task, sample, max_len_b=30, min_len=20)
     emitted = []
     for isa in (name, SETS[0]):
@@ -175,9 +165,7 @@ def test_a_package_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native.importlib, "import_module", without)
     with pytest.raises(Unsupported, match="not installed"):
         kernels()
-    task = make_task(30)
-    model = make_transformer(task, 1)
-    sample = make_sample(task, [3, 5])
+    task, model, sample = make_all(30, 1, [3, 5])
     generator, _ = make_generator([model], task, Options("greedy"), max_len_b=9)
     assert_same_output(generator.generate([], sample), fairseq_greedy([model], task, sample, max_len_b=9))
     assert generator.backend.name == "torch"

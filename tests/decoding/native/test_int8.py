@@ -8,7 +8,7 @@ from fairseq_plugins.decoding.native.model import NativeWeights
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.weights import dequantized, quantized
 from tests.errors import refused
-from tests.support import Options, assert_same_hypotheses, decode, make_args, make_sample, make_task, make_transformer
+from tests.support import Options, assert_same_hypotheses, decode, make_all, make_args, make_task, make_transformer
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
@@ -26,8 +26,7 @@ def test_quantised_weights_are_near(has_bias: bool) -> None:
 @pytest.mark.parametrize("how", [Options("greedy"), Options("jacobi"), Options("fast-beam")], ids=str)
 def test_kernels_give_the_output_of_pytorch(how: Options) -> None:
     """Products are equal bit for bit (test_linear.py); the sums before them may differ by rounding."""
-    task = make_task(200)
-    model, sample = make_transformer(task, 6), make_sample(task, [5, 0, 12, 3])
+    task, model, sample = make_all(200, 6, [5, 0, 12, 3])
     search = {"beam_size": 4 if how.spec.searches_beams else 1, "max_len_b": 20}
     ours, theirs = (
         decode([model], task, sample, how, engine=kind(int8=True), **search)[0] for kind in (NativeWeights, Engine)

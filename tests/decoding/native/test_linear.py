@@ -72,9 +72,7 @@ def test_weights_that_are_halves_give_the_same_bit_by_bit(exponent: int, **sizes
         pytest.skip("no float16 on this processor")
     x, weight, bias = drawn(**sizes)
     weight = (weight * 2.0**exponent).half().float()
-    halves, whole = (
-        apply(make(weight, bias, weight_format), x) for weight_format in (FORMATS.FP16_PANELS, FORMATS.PANELS)
-    )
+    halves, whole = (apply(make(weight, bias, kind), x) for kind in (FORMATS.FP16_PANELS, FORMATS.PANELS))
     assert torch.equal(halves, whole)
 
 
@@ -158,7 +156,6 @@ def test_weights_outlive_the_tensor_that_they_were_read_from(weight_format: Any)
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 def test_nan_and_infinity_propagate(number: float) -> None:
-    """NaN and infinity in inputs or weights give NaN or infinity in the output."""
     for weight_format in (FORMATS.PANELS, FORMATS.ROWS, FORMATS.INT8):
         x, weight, bias = drawn(5, 33, 40, True, 1)
         x[2, 7] = number
@@ -169,9 +166,6 @@ def test_nan_and_infinity_propagate(number: float) -> None:
         x, weight, bias = drawn(5, 33, 40, True, 1)
         weight[3, 7] = number
         assert not apply(make(weight, bias, weight_format), x)[:, 3].isfinite().any()
-
-
-# --------------------------------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,9 @@ from tests.support import (
     assert_same_output,
     fairseq_beam,
     fairseq_greedy,
+    make_all,
     make_drafter,
     make_generator,
-    make_sample,
     make_task,
     make_transformer,
 )
@@ -143,9 +143,7 @@ def test_wide_weights_give_the_same(chosen_formats: list[Any], case: Case, kind:
 
 
 def test_weights_outlive_the_parameters_that_they_were_read_from() -> None:
-    task = make_task(30)
-    model = make_transformer(task, 1)
-    sample = make_sample(task, [5, 3])
+    task, model, sample = make_all(30, 1, [5, 3])
     with mock.patch.object(native_model, "NARROW", 0):
         generator, _ = make_generator([model], task, Options("greedy"), max_len_b=20)
         generator.weights_are_fixed = True
@@ -153,9 +151,6 @@ def test_weights_outlive_the_parameters_that_they_were_read_from() -> None:
     for parameter in model.parameters():
         parameter.data = torch.full_like(parameter, torch.nan)
     assert_same_output(generator.generate([model], sample), before, tolerance=0)
-
-
-# --------------------------------------------------------------------------------- what is left to PyTorch
 
 
 def _other_encoder(model: Any) -> Any:
@@ -193,9 +188,8 @@ def _other_projection(model: Any) -> Any:
 )
 def test_what_the_kernels_cannot_run(options: dict[str, Any], change: Callable[[Any], Any], reason: str) -> None:
     """Models that the kernels do not support run in PyTorch, with a reason; the output equals fairseq's."""
-    task = make_task(30)
-    model = change(make_transformer(task, 0, **options))
-    sample = make_sample(task, [4, 0, 9])
+    task, model, sample = make_all(30, 0, [4, 0, 9], **options)
+    model = change(model)
     generator, _ = make_generator([model], task, Options("greedy"), max_len_b=15)
     assert_same_output(generator.generate([model], sample), fairseq_greedy([model], task, sample, max_len_b=15))
     assert generator.backend.name == ("torch" if reason else "native")
@@ -210,8 +204,6 @@ def test_weights_of_other_types_or_elsewhere(convert: Callable[[Tensor], Tensor]
     with pytest.raises(Unsupported, match="the weights are in"):
         weights.linear((torch.ones(4, 4), convert(torch.ones(4))))
 
-
-# ------------------------------------------------------------------- memory: the machine's, or less in a container
 
 MACHINE = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    500 kB\n"
 V1 = {"memory.limit_in_bytes": "{}", "memory.usage_in_bytes": "90000", "memory.stat": "total_inactive_file 30000"}

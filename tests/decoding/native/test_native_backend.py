@@ -11,6 +11,7 @@ from tests.support import (
     decode,
     fairseq_greedy,
     ids,
+    make_all,
     make_dictionary,
     make_drafter,
     make_sample,
@@ -25,16 +26,14 @@ def test_a_source_dictionary_smaller_than_the_targets(options: dict[str, Any], f
     """Decode, and profile costs, which uses random sources."""
     task = make_task(30)
     task.src_dict = make_dictionary(9)
-    model = make_transformer(task, 1)
+    model, sample = make_transformer(task, 1), make_sample(task, [3, 0, 8])
     drafter = make_drafter(task, 2, verifier=model, **options)
-    sample = make_sample(task, [3, 0, 8])
     ours, _ = decode([model], task, sample, Options("gad", 4, fixed_width=fixed_width), drafter, max_len_b=20)
     assert_same_output(ours, fairseq_greedy([model], task, sample, max_len_b=20))
 
 
 def test_out_of_vocabulary_token_is_rejected() -> None:
-    task = make_task(20)
-    model, sample = make_transformer(task, 1), make_sample(task, [4])
+    task, model, sample = make_all(20, 1, [4])
     with pytest.raises(ValueError, match="outside of the vocabulary"):
         decode([model], task, sample, Options("greedy"), max_len_b=9, bos_token=99)
     sample["net_input"]["src_tokens"][0, 0] = 77
@@ -45,8 +44,7 @@ def test_out_of_vocabulary_token_is_rejected() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
 def test_output_with_broken_drafters(value: float) -> None:
     """Tokens are verified even if their probabilities are invalid."""
-    task = make_task(100)
-    verifier, sample = make_transformer(task, 11), make_sample(task, [0, 1, 33, 7])
+    task, verifier, sample = make_all(100, 11, [0, 1, 33, 7])
     expected = ids(fairseq_greedy([verifier], task, sample, max_len_b=20))
     transition = {"transition_rank": 3, "transition_state": 5}
     drafter = make_drafter(task, 2, verifier=verifier, drafter_context="features", **transition)
@@ -66,12 +64,11 @@ def test_output_with_broken_drafters(value: float) -> None:
     ("how", "engine"), [(Options("greedy"), None), (Options("fast-beam"), None), (Options("greedy"), Engine())], ids=str
 )
 def test_scores_that_are_nan_are_an_error(how: Options, engine: Engine | None, value: float) -> None:
-    task = make_task(20)
-    model = make_transformer(task, 1)
+    task, model, sample = make_all(20, 1, [4, 9])
     beam = {"beam_size": 3} if how.spec.searches_beams else {}
     for part in (model.encoder.layers[0].fc1, model.decoder.layers[1].fc2, model.decoder.layers[0].encoder_attn.q_proj):
         kept = part.weight.data.clone()
         part.weight.data[1, 2] = value
         with pytest.raises(RuntimeError, match="not numbers"):
-            decode([model], task, make_sample(task, [4, 9]), how, engine=engine, max_len_b=9, **beam)
+            decode([model], task, sample, how, engine=engine, max_len_b=9, **beam)
         part.weight.data.copy_(kept)

@@ -1,7 +1,5 @@
 """The noise of the compiled kernels: the bits of `decoding/reference/noise.py`, in all instruction sets."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -9,13 +7,6 @@ from fairseq_plugins.decoding.native import kernels
 from fairseq_plugins.decoding.reference.noise import gumbel, noise, noise_keys
 
 SETS = kernels().runnable_instruction_sets()
-
-
-@pytest.fixture(autouse=True)
-def _instruction_set() -> Iterator[None]:
-    before = kernels().instruction_set()
-    yield
-    kernels().use_instruction_set(before)
 
 
 def test_noise_of_words_has_the_same_bits() -> None:

@@ -16,21 +16,8 @@ from fairseq_plugins.models.block_nat.decoder import SURVIVAL_BINS
 from tests.decoding.test_accepted_drafts import known
 from tests.decoding.test_lossless import linear
 from tests.learned import learned_drafter
-from tests.strategies import (
-    DETERMINISTIC,
-    example_count,
-)
-from tests.support import (
-    Options,
-    assert_same_output,
-    fairseq_greedy,
-    ids,
-    make_drafter,
-    make_generator,
-    make_sample,
-    make_task,
-    make_transformer,
-)
+from tests.strategies import DETERMINISTIC, example_count
+from tests.support import Options, assert_same_output, fairseq_greedy, ids, make_all, make_drafter, make_generator
 
 # They share a trained drafter.
 pytestmark = pytest.mark.xdist_group("known")
@@ -173,8 +160,7 @@ def test_start_of_a_sentence_counts_against_short_outputs() -> None:
 
 
 def test_interrupted_measurements_do_not_make_drafts_look_fast() -> None:
-    """Microseconds of a model with 1.5 million parameters, on a machine whose other programs interrupted every step
-    of 16 sentences: without drafts a large batch would look seven times as slow as it is."""
+    """Measured in microseconds: without drafts a large batch would look seven times as slow as it is."""
     step = {1.0: 64.7, 4.0: 172.5, 16.0: 5175.6}
     draft = {1.0: 27.9, 3.0: 58.0, 7.0: 124.2, 28.0: 501.1}
     verify = {1.0: 64.7, 2.0: 84.1, 4.0: 142.5, 8.0: 252.9, 32.0: 1121.0}
@@ -289,10 +275,8 @@ def test_costs_are_profiled_when_the_generator_is_built(learned: tuple) -> None:
 def test_start_is_measured_with_different_sentences() -> None:
     """Of equal sentences, one after the other, the drafter encodes one: their start would seem cheap."""
     torch.set_num_threads(1)
-    task = make_task(100)
-    verifier = make_transformer(task, 3)
+    task, verifier, sample = make_all(100, 3, [23] * 4)
     drafter = make_drafter(task, 4, verifier=verifier, encoder_ffn_embed_dim=4096)
-    sample = make_sample(task, [23] * 4)
     measured, taken = [], []
     for _ in range(8):
         how = Options("gad", 5, fixed_width=False)
@@ -306,9 +290,7 @@ def test_start_is_measured_with_different_sentences() -> None:
 
 def test_sentence_that_is_left_over_starts_to_draft() -> None:
     """Drafts save time only for a sentence that is alone. It starts then, if the start does not cost too much."""
-    task = make_task(100)
-    verifier = make_transformer(task, 3)
-    sample = make_sample(task, [0, 1])
+    task, verifier, sample = make_all(100, 3, [0, 1])
     expected = ids(fairseq_greedy([verifier], task, sample, max_len_b=40))
     shorter, longer = sorted(map(len, expected))
     assert longer > shorter + 20
@@ -356,9 +338,7 @@ def test_few_sentences_draft_before_there_are_counts() -> None:
 @pytest.mark.parametrize("can_be_free", [True, False])
 def test_dear_drafter_does_not_forbid_copies_before_it(can_be_free: bool) -> None:
     """A drafter that drafts where nothing can be copied has a cost. Copies have none, which is learned."""
-    task = make_task(60)
-    verifier = make_transformer(task, 2)
-    sample = make_sample(task, [9, 4, 12, 7])
+    task, verifier, sample = make_all(60, 2, [9, 4, 12, 7])
     expected = fairseq_greedy([verifier], task, sample, max_len_b=30)
     sample["drafts"] = [[hypotheses[0]["tokens"].tolist()] for hypotheses in expected]
     how = Options("reuse", fixed_width=False, iad_fallback="gad")
@@ -375,9 +355,7 @@ def test_dear_drafter_does_not_forbid_copies_before_it(can_be_free: bool) -> Non
 @pytest.mark.parametrize(("name", "options"), METHODS, ids=lambda value: str(value))
 def test_drafts_end_where_rows_cost_as_much_as_steps(name: str, options: dict[str, Any]) -> None:
     """After a few trials, sentences decode as with `greedy`."""
-    task = make_task(60)
-    verifier = make_transformer(task, 2)
-    sample = make_sample(task, [9, 4, 12, 7, 20, 15, 3, 30])
+    task, verifier, sample = make_all(60, 2, [9, 4, 12, 7, 20, 15, 3, 30])
     if name == "reuse":
         sample["drafts"] = [[row.tolist()] for row in sample["net_input"]["src_tokens"]]
     generator, stats = make_generator([verifier], task, Options(name, fixed_width=False, **options), max_len_b=30)

@@ -26,6 +26,7 @@ from tests.support import (
     decode,
     fairseq_greedy,
     ids,
+    make_all,
     make_sample,
     make_task,
     make_transformer,
@@ -137,9 +138,7 @@ def test_acceptance(
 )
 def test_relaxed_rules_accept_more(rule: Callable[[], Any], more: float) -> None:
     """Guard `test_acceptance`, which would pass trivially if relaxed rules accepted nothing more."""
-    task = make_task(VOCABULARY)
-    model = make_transformer(task, 3, ending=False)
-    sample = make_sample(task, SOURCES)
+    task, model, sample = make_all(VOCABULARY, 3, SOURCES, ending=False)
     texts = torch.randint(5, 11, (3, 60), generator=torch.Generator().manual_seed(0))
     search = {"max_len_b": 30, "min_len": 20}
     counts = []

@@ -3,8 +3,8 @@
 import random
 import signal
 import subprocess
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,24 +16,29 @@ from hypothesis import strategies as st
 
 import fairseq_plugins.decoding.native
 from fairseq_plugins.decoding.native.model import NativeWeights
-from tests.api.test_forks import status_of_fork
+from tests.api.test_forks import meanwhile, status_of_fork
 from tests.decoding.native.building import compiler
 from tests.decoding.native.random_models import make_random
 from tests.strategies import UNSHRUNK, example_count
-from tests.support import Options, ids, make_drafter, make_generator, make_sample, make_task, make_transformer, scores
+from tests.support import (
+    Options,
+    both_sides,
+    ids,
+    make_all,
+    make_drafter,
+    make_generator,
+    make_sample,
+    make_task,
+    scores,
+)
 
 CSRC = Path(fairseq_plugins.decoding.native.__file__).parent / "csrc"
 
 
-def wide(**sizes: int) -> dict[str, Any]:
-    """Return options of a model with one encoder and one decoder layer of these sizes."""
-    return {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in {**sizes, "layers": 1}.items()}
-
-
-WIDE = wide(embed_dim=512, ffn_embed_dim=1024, attention_heads=8)
-BEFORE = {"encoder_normalize_before": True, "decoder_normalize_before": True}
+WIDE = both_sides(layers=1, embed_dim=512, ffn_embed_dim=1024, attention_heads=8)
+BEFORE = both_sides(normalize_before=True)
 # No size is a multiple of a vector register.
-ODD = wide(embed_dim=500, ffn_embed_dim=1001, attention_heads=4) | {"activation_fn": "gelu"}
+ODD = both_sides(layers=1, embed_dim=500, ffn_embed_dim=1001, attention_heads=4) | {"activation_fn": "gelu"}
 Said = list[tuple[list[int], list[float]]]
 
 
@@ -93,25 +98,16 @@ def test_results_do_not_depend_on_threads(cases: list[Case], index: int, seed: i
 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_several_python_threads_at_once(cases: list[Case], is_shared: bool) -> None:
-    """Each thread has its own generator, or all share them."""
     torch.set_num_threads(2)
     used = [(cases[index], cases[index].sample(batch, batch)) for index in (0, 1, 4, 7) for batch in (1, 7, 32)]
     expected = [case.run(sample) for case, sample in used]
-    wrong: list[int] = []
 
-    def work(own: int) -> None:
-        choose = random.Random(own)
-        for index in choose.choices(range(12) if is_shared else range(3 * own, 3 * own + 3), k=25):
-            case, sample = used[index]
-            if case.run(sample) != expected[index]:
-                wrong.append(index)
+    def is_right(own: int) -> bool:
+        chosen = random.Random(own).choices(range(12) if is_shared else range(3 * own, 3 * own + 3), k=25)
+        return all(used[index][0].run(used[index][1]) == expected[index] for index in chosen)
 
-    workers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(is_right, range(4)))
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -122,24 +118,10 @@ def test_forks_while_other_threads_decode(cases: list[Case]) -> None:
     own, *others = (make_case(Options("greedy"), 1003, WIDE) for _ in range(3))
     sample = own.sample(0, 7)
     expected = own.run(sample)
-    stop = threading.Event()
-
-    def work(case: Case) -> None:
-        while not stop.is_set():
-            case.run(sample)
-
-    workers = [threading.Thread(target=work, args=(case,)) for case in others]
-    for worker in workers:
-        worker.start()
-    try:
-        twice = [expected] * 2
+    with meanwhile(*(lambda case=case: case.run(sample) for case in others)):
         for _ in range(10):
-            assert status_of_fork(lambda: [own.run(sample), own.run(sample)] == twice) == 0
+            assert status_of_fork(lambda: [own.run(sample), own.run(sample)] == [expected] * 2) == 0
         assert own.run(sample) == expected
-    finally:
-        stop.set()
-        for worker in workers:
-            worker.join()
 
 
 class Interrupted(Exception):
@@ -149,13 +131,11 @@ class Interrupted(Exception):
 @pytest.mark.parametrize("how", [Options("greedy"), Options("fast-beam")], ids=lambda how: how.spec.name)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_signals_are_heard_while_a_batch_is_decoded(how: Options, threads: int) -> None:
-    """A signal interrupts a batch long before its end, and the generator decodes the next one."""
     torch.set_num_threads(threads)
-    task = make_task(100)
-    model = make_transformer(task, 1, ending=False, max_target_positions=1024, **WIDE)
+    task, model, short = make_all(100, 1, [3, 5], ending=False, max_target_positions=1024, **WIDE)
     search = {"beam_size": 3} if how.spec.searches_beams else {}
     generator, _ = make_generator([model], task, how, max_len_b=900, min_len=900, **search)
-    short, long = make_sample(task, [3, 5]), make_sample(task, [9] * 64)
+    long = make_sample(task, [9] * 64)
 
     def interrupt(*_: Any) -> None:
         raise Interrupted

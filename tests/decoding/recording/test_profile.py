@@ -9,25 +9,15 @@ import pytest
 from fairseq_plugins.decoding.recording.profile import PARTS, Profile
 from fairseq_plugins.decoding.reference.engine import Engine
 from tests.conftest import Corpus
-from tests.support import (
-    Options,
-    ids,
-    make_drafter,
-    make_generator,
-    make_sample,
-    make_task,
-    make_transformer,
-    run_in_process,
-)
+from tests.support import Options, ids, make_all, make_drafter, make_generator, run_in_process
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
 def test_parts_sum_to_the_total(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = make_task()
-    verifier, drafter = make_transformer(task), make_drafter(task, block_size=4)
+    task, verifier, sample = make_all(40, 0, [3, 8, 5])
+    drafter = make_drafter(task, block_size=4)
     how = Options("gad", block_size=4)
     generator, _ = make_generator([verifier], task, how, drafter, engine=Engine() if backend == "torch" else None)
-    sample = make_sample(task, [3, 8, 5])
     expected = ids(generator.generate([verifier], sample))
     assert generator.backend.name == backend
     # More for each reading than the kernels need: their parts are not scaled, and no other process counts.
@@ -48,11 +38,11 @@ def test_parts_sum_to_the_total(backend: str, monkeypatch: pytest.MonkeyPatch) -
 
 def test_beam_search_has_a_profile() -> None:
     """The kernels' counters are read: the search is part of the verifier's time."""
-    task = make_task()
-    generator, _ = make_generator([make_transformer(task)], task, Options("fast-beam"), beam_size=3)
+    task, model, sample = make_all(40, 0, [3, 8, 5])
+    generator, _ = make_generator([model], task, Options("fast-beam"), beam_size=3)
     profile = Profile()
     profile.attach(generator)
-    generator.generate([], make_sample(task, [3, 8, 5]))
+    generator.generate([], sample)
     assert generator.backend.name == "native"
     used = {name for name, seconds in profile.seconds.items() if seconds > 0}
     assert used == {"verifier's encoder", "verifier", "other"}

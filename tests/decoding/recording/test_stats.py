@@ -11,7 +11,7 @@ from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStat
 from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.shared.machine import machine
-from tests.support import Options, decode, fairseq_greedy, ids, make_sample, make_task, make_transformer
+from tests.support import Options, decode, fairseq_greedy, ids, make_all
 
 BATCH = [SentenceStats(3, 5, 7, 2, [4, 3], 2, 0.5), SentenceStats(1, 4, 2, 1, [2], 2, 0.5)]
 
@@ -57,9 +57,7 @@ def test_file_gets_its_name_at_the_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", [None, Engine()], ids=["native", "torch"])
 def test_sentences_are_recorded_in_order(engine: Engine | None) -> None:
     """Sentences that leave the batch at different times keep their numbers and counts."""
-    task = make_task(100)
-    model = make_transformer(task, 8, share_decoder_input_output_embed=True)
-    sample = make_sample(task, [0, 3, 30, 7])
+    task, model, sample = make_all(100, 8, [0, 3, 30, 7], share_decoder_input_output_embed=True)
     sample["id"] += 10
     outputs = ids(fairseq_greedy([model], task, sample, max_len_b=40))
     _, stats = decode([model], task, sample, Options("greedy"), engine=engine, max_len_b=40)

@@ -65,10 +65,7 @@ def traced(
     **more: Any,
 ) -> tuple[Trace, list]:
     """Decode with a trace; return the trace and the hypotheses."""
-
-    spec = methods.find("nat" if isinstance(method, Method) else "gad")
-    if isinstance(method, Options):
-        spec = method.spec
+    spec = method.spec if isinstance(method, Options) else methods.find("nat" if isinstance(method, Method) else "gad")
     settings = asdict(method.options) if isinstance(method, Options) else {}
     writer = TraceWriter(str(path), task.source_dictionary, task.target_dictionary, spec, settings)
     generator, _ = make_generator([verifier], task, method, model, trace=writer, max_len_b=20)
@@ -262,10 +259,8 @@ def test_forced_prefix_is_given(tmp_path: Path, task: Any, verifier: Any) -> Non
     prefix = torch.tensor([[5, 6, 7], [8, 1, 1]])
     trace, hypotheses = traced(tmp_path / "t", task, verifier, sample, drafter, prefix_tokens=prefix)
     assert_consistent(trace, hypotheses, [4, 7])
-    assert [sentence.iterations[0].why for sentence in trace.sentences] == [
-        ["given"] * 3 + ["verifier"],
-        ["given", "verifier"],
-    ]
+    first, second = (sentence.iterations[0].why for sentence in trace.sentences)
+    assert first == ["given"] * 3 + ["verifier"] and second == ["given", "verifier"]
 
 
 def test_targets_and_ids_come_from_the_sample(tmp_path: Path, task: Any, verifier: Any) -> None:
@@ -328,9 +323,7 @@ def changed(field: str, value: Any, line: int = 1, note: bool = False) -> Callab
         (changed("drafter_log_probs", ["likely"], note=True), 2, "not a sentence"),
     ],
 )
-def test_bad_files_are_refused_by_line(
-    tmp_path: Path, good: str, spoil: Callable[[str], str], line: int, message: str
-) -> None:
+def test_bad_lines_are_refused(tmp_path: Path, good: str, spoil: Callable[[str], str], line: int, message: str) -> None:
     path = tmp_path / "spoilt.jsonl"
     path.write_bytes(spoil(good).encode("utf-8", "surrogateescape"))
     with pytest.raises(ConfigurationError) as caught:
@@ -347,15 +340,12 @@ def test_missing_file_names_the_interrupted_run(tmp_path: Path) -> None:
         read_trace(str(tmp_path / "t"))
 
 
-@pytest.mark.parametrize(
-    ("decoder", "scores_reference", "is_one_run", "message"),
-    [
+def test_nothing_to_trace() -> None:
+    for decoder, scores_reference, is_one_run, message in (
         ("beam", False, True, "--decoder beam"),
         ("gad", True, True, "--score-reference"),
         ("gad", False, False, "fairseq-generate"),
-    ],
-)
-def test_nothing_to_trace(decoder: str, scores_reference: bool, is_one_run: bool, message: str) -> None:
-    with refused(message):
-        check_traceable("t", methods.find(decoder), scores_reference, is_one_run)
+    ):
+        with refused(message):
+            check_traceable("t", methods.find(decoder), scores_reference, is_one_run)
     check_traceable("t", methods.find("gad"), False, True)

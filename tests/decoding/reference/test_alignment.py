@@ -9,10 +9,10 @@ from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.models.transformer_align import TransformerAlignModel
 from fairseq.utils import extract_hard_alignment
 
-import fairseq_plugins
 from fairseq_plugins.decoding.reference.alignment import align
+from tests.api.released import CLDR, loaded
 from tests.errors import error_about
-from tests.support import REPOSITORY, make_sample, make_task, make_transformer
+from tests.support import make_sample, make_task, make_transformer
 
 
 @pytest.mark.parametrize("kind", ["hard", "soft"])
@@ -51,19 +51,20 @@ def test_fairseqs_tools_align_what_they_print(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_api_gives_the_source_subword_of_each_target_subword() -> None:
-    model = fairseq_plugins.load(REPOSITORY / "checkpoints" / "multi30k.en-de", device="cpu")
+    model = loaded()
     text = "Two young men are playing football in a park ."
     translation = model.translate(text, return_scores=True, alignments=True)
     assert translation.alignment is not None and len(translation.alignment) == len(translation.tokens)
     assert all(0 <= place < len(model.tokenize(text)) for place in translation.alignment)
-    beam = fairseq_plugins.load(REPOSITORY / "checkpoints" / "multi30k.en-de", decoder="beam", device="cpu")
-    assert beam.translate(text, beam=1, return_scores=True, alignments=True).alignment == translation.alignment
+    assert (
+        loaded("beam").translate(text, beam=1, return_scores=True, alignments=True).alignment == translation.alignment
+    )
     assert model.translate(text, return_scores=True).alignment is None
 
 
 def test_api_aligns_alternatives() -> None:
-    model = fairseq_plugins.load(REPOSITORY / "checkpoints" / "cldr.en-de", decoder="fast-beam", device="cpu")
-    found = model.translate(["in 3 months", "week"], beam=3, num_hypotheses=2, return_scores=True, alignments=True)
+    options = {"beam": 3, "num_hypotheses": 2, "return_scores": True, "alignments": True}
+    found = loaded("fast-beam", CLDR).translate(["in 3 months", "week"], **options)
     assert all(one.alignment is not None for each in found for one in (each, *each.alternatives))
 
 

@@ -16,12 +16,13 @@ from tests.errors import refused
 from tests.support import (
     Options,
     ScriptedDrafter,
+    both_sides,
     decode,
     fairseq_greedy,
     ids,
+    make_all,
     make_args,
     make_generator,
-    make_sample,
     make_task,
     make_transformer,
 )
@@ -35,10 +36,8 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 def test_an_output_of_another_width_than_the_shared_embedding_is_no_garbage() -> None:
     """`--share-decoder-input-output-embed --decoder-output-dim` below the width: fairseq fails at it, and so do we."""
-    task = make_task(30)
     options = {"share_decoder_input_output_embed": True, "decoder_output_dim": 24, "decoder_embed_dim": 36}
-    model = make_transformer(task, 1, ending=False, encoder_embed_dim=36, **options)
-    sample = make_sample(task, [5, 2])
+    task, model, sample = make_all(30, 1, [5, 2], ending=False, encoder_embed_dim=36, **options)
     with pytest.raises(RuntimeError, match="shape"):
         fairseq_greedy([model], task, sample)
     for decoder in ("greedy", "fast-beam"):
@@ -49,9 +48,7 @@ def test_an_output_of_another_width_than_the_shared_embedding_is_no_garbage() ->
 @pytest.mark.parametrize("by_steps", [False, True])
 def test_no_scores_are_kept_between_iterations(engine: Engine, by_steps: bool) -> None:
     """No tensor of batch x draft x vocabulary outlives the iteration that computed it."""
-    task = make_task(700)
-    model = make_transformer(task, 2, ending=False)
-    sample = make_sample(task, [3, 5, 4], 2)
+    task, model, sample = make_all(700, 2, [3, 5, 4], 2, ending=False)
     shapes: list[torch.Size] = []
 
     def script(sentence: int, done: int, width: int) -> list[int]:
@@ -61,22 +58,13 @@ def test_no_scores_are_kept_between_iterations(engine: Engine, by_steps: bool) -
         return [5] * width
 
     generator, stats = make_generator([model], task, ScriptedDrafter(script, 4), engine=engine, max_len_b=12)
-    if by_steps:
-        for _ in generator.steps(sample):
-            pass
-    else:
-        generator.generate([], sample)
+    list(generator.steps(sample)) if by_steps else generator.generate([], sample)
     assert stats.iterations > 10 and not shapes
 
 
 def _light_convolutions() -> LightConvModel:
-    args = make_args(
-        encoder_layers=7,
-        decoder_layers=6,
-        encoder_conv_type="lightweight",
-        decoder_conv_type="lightweight",
-        weight_softmax=True,
-    )
+    args = make_args(**both_sides(conv_type="lightweight", layers=7), weight_softmax=True)
+    args.decoder_layers = 6
     lightconv_base(args)
     return LightConvModel.build_model(args, make_task(30))
 
@@ -87,8 +75,7 @@ def _decoder(**options: Any) -> Any:
 
 @pytest.mark.parametrize("decoder", ["greedy", "iad", "fast-beam"])
 def test_encoder_without_layers(decoder: str) -> None:
-    task = make_task(30)
-    model, sample = make_transformer(task, encoder_layers=0), make_sample(task, [3, 7, 1])
+    task, model, sample = make_all(30, 0, [3, 7, 1], encoder_layers=0)
     output, _ = decode([model], task, sample, Options(decoder), max_len_b=20)
     assert ids(output) == ids(fairseq_greedy([model], task, sample, max_len_b=20))
 

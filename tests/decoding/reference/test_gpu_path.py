@@ -72,7 +72,6 @@ def test_ids_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch, name: str, pr
 
 @pytest.mark.usefixtures("device_guard")
 def test_mixed_devices_waits_and_captures_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pretended GPU raises the errors of a GPU."""
     host = torch.ones(3)
     with pretended_gpu(monkeypatch) as gpu:
         on_gpu = moved(torch.ones(3))

@@ -17,7 +17,7 @@ from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.decoding.reference.captured.test_graphed_decoder import Recorder, graphing
 from tests.decoding.test_batch_invariance import alone, bits
 from tests.strategies import DETERMINISTIC, example_count
-from tests.support import Options, decode, fairseq_greedy, ids, make_args, make_sample, make_task, make_transformer
+from tests.support import Options, decode, fairseq_greedy, ids, make_all, make_args, make_task, make_transformer
 
 HALF_DTYPES = [torch.float16, torch.bfloat16]
 
@@ -74,11 +74,9 @@ def rounded(model: TransformerModel, dtype: torch.dtype) -> TransformerModel:
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 def test_a_cpu_computes_in_fp32_with_rounded_weights(dtype: torch.dtype, compiled: bool) -> None:
-    task = make_task(50)
-    plain = make_transformer(task, 4)
-    half = make_transformer(task, 4).to(dtype)
-    sample = make_sample(task, [4, 0, 12, 7], 1)
-    expected, _ = decode([rounded(plain, dtype)], task, sample, Options("greedy"), max_len_b=30)
+    task, half, sample = make_all(50, 4, [4, 0, 12, 7], 1)
+    expected, _ = decode([rounded(half, dtype)], task, sample, Options("greedy"), max_len_b=30)
+    half.to(dtype)
     for decoder in ("greedy", "jacobi"):
         generator = generator_for(task, half, decoder, no_compiled_steps=not compiled)
         assert ids(generator.generate([half], sample)) == ids(expected)
@@ -90,9 +88,7 @@ def test_a_cpu_computes_in_fp32_with_rounded_weights(dtype: torch.dtype, compile
 
 
 def test_precision_and_copies_are_a_generators_own() -> None:
-    task = make_task(200)
-    model = make_transformer(task, 1)
-    sample = make_sample(task, [9, 4, 12, 7, 20, 15, 3, 30], 1)
+    task, model, sample = make_all(200, 1, [9, 4, 12, 7, 20, 15, 3, 30], 1)
     expected = fairseq_greedy([model], task, sample, max_len_b=30)
     plain = generator_for(task, model, "greedy")
     rounded = generator_for(task, model, "greedy", int8=True, no_packed_weights=True)
@@ -100,15 +96,12 @@ def test_precision_and_copies_are_a_generators_own() -> None:
         assert ids(plain.generate([model], sample)) == ids(expected)
         assert ids(rounded.generate([model], sample)) != ids(expected)
     weights = [generator.backend.method.weights for generator in (plain, rounded)]
-    assert [held.int8 for held in weights] == [False, True]
-    assert [held.packed for held in weights] == [True, False]
+    assert [(held.int8, held.packed) for held in weights] == [(False, True), (True, False)]
 
 
 def test_int8_in_pytorch_does_not_depend_on_the_batch() -> None:
     """Rounding to int8 makes much of little: sums in another order would change scores by hundredths, and tokens."""
-    task = make_task(200)
-    model = make_transformer(task, 1)
-    sample = make_sample(task, [9, 4, 12, 7, 20, 15, 3, 30], 1)
+    task, model, sample = make_all(200, 1, [9, 4, 12, 7, 20, 15, 3, 30], 1)
     options = {"int8": True, "no_compiled_steps": True}
     expected = bits(generator_for(task, model, "greedy", **options).generate([model], sample))
     assert bits(generator_for(task, model, "jacobi", **options).generate([model], sample)) == expected
@@ -119,9 +112,7 @@ def test_int8_in_pytorch_does_not_depend_on_the_batch() -> None:
 
 def test_bf16_beside_fairseq_generate() -> None:
     """fairseq-generate ignores --bf16 and passes a model in fp32."""
-    task = make_task(50)
-    model = make_transformer(task, 4)
-    sample = make_sample(task, [4, 0, 12, 7], 1)
+    task, model, sample = make_all(50, 4, [4, 0, 12, 7], 1)
     expected, _ = decode([rounded(model, torch.bfloat16)], task, sample, Options("greedy"), max_len_b=30)
     in_fp32 = generator_for(task, model, "greedy").generate([model], sample)
     generator = generator_for(task, model, "greedy", bf16=True)
@@ -156,11 +147,9 @@ def test_copied_weights(device: str, held: torch.dtype, dtype: torch.dtype, comp
 
 def test_from_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounding steps up to powers of two changes no result."""
-    task = make_task(50)
-    model = make_transformer(task, 3)
+    task, model, sample = make_all(50, 3, [3, 14, 0], 1)
     recorder = Recorder()
     engine = replace(graphing(monkeypatch, recorder, EAGER_USES=0), batch_invariant=True)
-    sample = make_sample(task, [3, 14, 0], 1)
     together, _ = decode([model], task, sample, Options("gs-jacobi", 3), engine=engine, max_len_b=12)
     make = lambda: Engine(batch_invariant=True)  # noqa: E731
     assert bits(together) == alone([model], task, sample, make, max_len_b=12) and recorder.replays > 3

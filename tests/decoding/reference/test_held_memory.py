@@ -20,9 +20,9 @@ from tests.support import (
     both_sides,
     fairseq_greedy,
     ids,
+    make_all,
     make_drafter,
     make_generator,
-    make_sample,
     make_task,
     make_transformer,
 )
@@ -54,11 +54,9 @@ class Ordinary:
     """A verifier and a drafter of ordinary size, a batch, and fairseq's own output for it."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self.task = make_task(8000)
         sizes = {**BASE, "share_all_embeddings": True}
-        self.verifier = make_transformer(self.task, 1, ending=False, **sizes)
+        self.task, self.verifier, self.sample = make_all(8000, 1, [20, 7, 12], ending=False, **sizes)
         self.drafter = make_drafter(self.task, 2, verifier=self.verifier, **{**sizes, **options})
-        self.sample = make_sample(self.task, [20, 7, 12])
         self.expected = ids(fairseq_greedy([self.verifier], self.task, self.sample, max_len_b=20))
         self.on_paper = weight_bytes(self.verifier, self.drafter)
 
@@ -92,14 +90,11 @@ def test_weights_are_held_once(options: dict[str, Any]) -> None:
 @needs_proc
 def test_caches_take_what_is_written() -> None:
     """Caches grow with outputs: the limit is 4000 tokens, and outputs are much shorter."""
-    task = make_task(60)
-    sizes = {"decoder_embed_dim": 512, "encoder_embed_dim": 512, "max_target_positions": 4096}
-    model = make_transformer(task, 1, **sizes)
+    task, model, sample = make_all(60, 1, [5] * 24, **both_sides(embed_dim=512), max_target_positions=4096)
     # Every output is EOS alone.
     with torch.no_grad():
         model.decoder.output_projection.weight.zero_()
     model.decoder.output_projection.bias = nn.Parameter(torch.nn.functional.one_hot(torch.tensor(2), 60).float())
-    sample = make_sample(task, [5] * 24)
     generator, _ = make_generator([model], task, Options("greedy"), max_len_b=4000, min_len=0)
     assert generator.backend.name == "native"
     before = in_use()
@@ -113,8 +108,7 @@ def test_caches_take_what_is_written() -> None:
 
 def test_fused_weights_are_the_modules_own() -> None:
     """Fusing keeps values and names, shares memory with the parameters, and allocates nothing the second time."""
-    task = make_task(30)
-    model = make_transformer(task, 1)
+    _, model, sample = make_all(30, 1, [3, 5])
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.inference_mode():
         layer = CachedDecoder(model.decoder, Engine()).layers[0]
@@ -128,7 +122,6 @@ def test_fused_weights_are_the_modules_own() -> None:
     assert again.cross_key_value[1].data_ptr() == layer.cross_key_value[1].data_ptr()
 
     model.train()
-    sample = make_sample(task, [3, 5])
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
     inputs = sample["net_input"]
     model(inputs["src_tokens"], inputs["src_lengths"], torch.full((2, 4), 5))[0].square().mean().backward()

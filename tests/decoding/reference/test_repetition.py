@@ -19,9 +19,9 @@ from tests.support import (
     assert_same_hypotheses,
     decode,
     fairseq_beam,
+    make_all,
     make_drafter,
     make_generator,
-    make_sample,
     make_task,
     make_transformer,
 )
@@ -52,9 +52,7 @@ def working_blocker() -> Iterator[None]:
     [("greedy", 1), ("jacobi", 1), ("gs-jacobi", 1), ("iad", 1), ("fast-beam", 1), ("fast-beam", 4)],
 )
 def test_output_is_that_of_a_working_blocker(decoder: str, beam: int, size: int) -> None:
-    task = make_task(12)
-    model = make_transformer(task, 1, ending=False)
-    sample = make_sample(task, [5, 9, 0, 3, 3, 14])
+    task, model, sample = make_all(12, 1, [5, 9, 0, 3, 3, 14], ending=False)
     options = {"max_len_b": 20, "no_repeat_ngram_size": size}
     with working_blocker():
         expected = fairseq_beam([model], task, sample, beam, **options)

@@ -19,7 +19,7 @@ from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.decoding.reference.drafters.test_vocabulary import counted
 from tests.strategies import SOURCES, UNSHRUNK, example_count
-from tests.support import Options, all_ids, decode, ids, make_drafter, make_sample, make_task, make_transformer
+from tests.support import Options, all_ids, decode, ids, make_all, make_drafter, make_sample
 
 BACKENDS = {"torch": Engine(batch_invariant=True), "native": NativeWeights(batch_invariant=True)}
 SAMPLINGS = [Sampling(), Sampling(topk=3), Sampling(topp=0.7), Sampling(temperature=0.5), Sampling(50, temperature=1.5)]
@@ -60,8 +60,7 @@ def expected(
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_outputs_are_the_best_noisy_scores_whatever_drafts(sampling: Sampling) -> None:
-    task = make_task(40)
-    model, sample = make_transformer(task, 3), make_sample(task, [3, 9, 5, 1])
+    task, model, sample = make_all(40, 3, [3, 9, 5, 1])
     sample["id"] = torch.tensor([4, 0, 70_000, 2])
     want = expected(model, task, sample, sampling, seed=5)
     reads_states = make_drafter(task, 4, 4, verifier=model, drafter_context="features", transition_rank=4)
@@ -130,8 +129,7 @@ def test_samples_depend_on_nothing_else(
     sources: list[int], again: list[int], sampling: Sampling, samples: int, size: int, seed: int
 ) -> None:
     """Neither on drafts, batches, threads, nor the backend; also of sentences that a batch has several times."""
-    task = make_task(40)
-    model, sample = make_transformer(task, 3), make_sample(task, sources)
+    task, model, sample = make_all(40, 3, sources)
     order = torch.tensor([*range(len(sources)), *(number % len(sources) for number in again)])
     whole = {name: value[order] for name, value in sample["net_input"].items()}
     drafter = make_drafter(task, 4, 4, verifier=model, drafter_context="features", transition_rank=4)
@@ -159,29 +157,18 @@ def test_samples_depend_on_nothing_else(
 
 def compared_with_fairseq(sampling: Sampling, how: Options, count: int) -> float:
     """Return chi-square of `count` whole outputs of ours and of fairseq's, as a number of standard deviations."""
-    task = make_task(7)
-    model, sample = make_transformer(task, 11), make_sample(task, [3])
+    task, model, sample = make_all(7, 11, [3])
     limits = {"max_len_b": 2, "temperature": sampling.temperature}
     torch.manual_seed(1)
     search = FairseqSampling(task.target_dictionary, sampling.topk or -1, sampling.topp or -1.0)
-    theirs = SequenceGenerator(
-        [model], task.target_dictionary, beam_size=5, search_strategy=search, **limits
-    )  # fmt: skip
-    many = {
-        **sample,
-        "net_input": {name: value.repeat(500, *[1] * (value.dim() - 1)) for name, value in sample["net_input"].items()},
-    }
-    many["id"] = torch.arange(500)
-    fairseqs = Counter(
-        tuple(each["tokens"].tolist())
-        for _ in range(count // 2500)
-        for samples in theirs.generate([model], many)
-        for each in samples
-    )
-    found, _ = decode(
-        [model], task, sample, how, engine=BACKENDS["native"], sampling=sampling, **limits, samples=count
-    )  # fmt: skip
-    ours = Counter(tuple(each["tokens"].tolist()) for each in found[0])
+    theirs = SequenceGenerator([model], task.target_dictionary, beam_size=5, search_strategy=search, **limits)
+    inputs = {name: value.repeat_interleave(500, 0) for name, value in sample["net_input"].items()}
+    many = {**sample, "net_input": inputs, "id": torch.arange(500)}
+    batches = [theirs.generate([model], many) for _ in range(count // 2500)]
+    fairseqs = Counter(tuple(tokens) for batch in batches for outputs in all_ids(batch) for tokens in outputs)
+    options = {"engine": BACKENDS["native"], "sampling": sampling, "samples": count, **limits}
+    found, _ = decode([model], task, sample, how, **options)
+    ours = Counter(map(tuple, all_ids(found)[0]))
     rare = [output for output in ours | fairseqs if ours[output] + fairseqs[output] < 10]
     terms = [(ours[o] - fairseqs[o]) ** 2 / (ours[o] + fairseqs[o]) for o in ours | fairseqs if o not in rare]
     assert sum(ours[o] + fairseqs[o] for o in rare) < 0.01 * count and len(terms) > 3

@@ -23,7 +23,7 @@ from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.search import GreedySearch
 from fairseq_plugins.decoding.reference.search.rules import TopBeta
 from tests.strategies import DETERMINISTIC, UNSHRUNK, example_count
-from tests.support import Options, assert_same_output, decode, make_sample, make_task, make_transformer
+from tests.support import Options, assert_same_output, decode, make_all
 
 
 def slow_match(text: list[int], output: list[int]) -> list[int]:
@@ -110,14 +110,11 @@ def test_kernels_copy_as_pytorch(
     seed: int,
 ) -> None:
     """Texts of few words have many matches, some longer than the longest that counts."""
-    task = make_task(4 + words)
-    model, sample = make_transformer(task, seed, max_target_positions=200), make_sample(task, sources, seed)
+    task, model, sample = make_all(4 + words, seed, sources, seed, max_target_positions=200)
     how = Options("reuse", width) if lookup == "nearest" else Options("iad", width, iad_lookup=lookup)
     sample["drafts"] = [[[4 + word % words for word in text] for text in some] for some in drafts[: len(sources)]]
     search = {"max_len_b": longest, "min_len": longest // 2}
-    found = [
-        decode([model], task, sample, accepting(how, beta), engine=engine, **search) for engine in (Engine(), None)
-    ]
-    (expected, stats), (ours, same) = found
+    both = [decode([model], task, sample, accepting(how, beta), engine=engine, **search) for engine in (Engine(), None)]
+    (expected, stats), (ours, same) = both
     assert_same_output(ours, expected)
     assert [sentence.emitted for sentence in same] == [sentence.emitted for sentence in stats]

@@ -25,7 +25,7 @@ from tests.data.test_block_masking import make_batch
 from tests.errors import error_about, refused
 from tests.models.test_block_nat import blocks_for
 from tests.strategies import FEATURE_DRAFTERS, TRANSFORMERS, UNSHRUNK, example_count, fitting
-from tests.support import Options, make_drafter, make_sample, make_state, make_task, make_transformer
+from tests.support import Options, make_all, make_drafter, make_sample, make_state, make_task, make_transformer
 
 FEATURES = {"drafter_context": "features"}
 VOCABULARY = 30
@@ -97,10 +97,8 @@ def test_glancing_reveals_the_next_input() -> None:
 @pytest.mark.parametrize("gain", [0.0, 3.0])
 def test_loss_by_hand(gain: float) -> None:
     """--position-decay weighs the i-th token exp(-(i-1)/gamma)."""
-    task = make_task(VOCABULARY)
-    verifier = make_transformer(task, 0)
+    task, verifier, sample = make_all(VOCABULARY, 0, [5, 2])
     model = make_drafter(task, 1, verifier=verifier, **FEATURES).eval()
-    sample = make_sample(task, [5, 2])
     target, previous = make_batch([6, 3])
     blocks = blocks_for(model, target, previous, 3, 2, 4)
     sample |= {"target": target, "blocks": blocks, "glancing_ratio": 0.0, "ntokens": 11}

@@ -14,13 +14,8 @@ from fairseq_plugins.models.block_nat import BlockNat
 from tests.support import Options, decode, ids, make_drafter, make_sample, make_state, make_task
 
 
-def fresh_log_probs(
-    model: BlockNat, width: int, sample: dict[str, Any], encoder: Any, row: int, known: Tensor
-) -> Tensor:
-    """Return log-probabilities [width, V] of a drafter without cache, for one sentence without padding.
-
-    `known` [L] are the tokens so far.
-    """
+def fresh_scores(model: BlockNat, width: int, sample: dict[str, Any], encoder: Any, row: int, known: Tensor) -> Tensor:
+    """Return log-probabilities [width, V] of a drafter without cache, for one sentence after `known` tokens [L]."""
     source = sample["net_input"]["src_tokens"][row]
     source = source[source != 1][None]
     net_input = {"src_tokens": source, "src_lengths": torch.tensor([source.size(1)])}
@@ -49,7 +44,7 @@ def test_nat_decoder_emits_its_drafts(attention: str, batch_invariant: bool) -> 
         assert stats[row].iterations == -(-len(tokens) // 4)
         for done in range(0, len(tokens), 4):
             known = torch.cat([torch.tensor([2]), tokens[:done]])
-            log_probs = fresh_log_probs(model, min(4, 11 - done), sample, model.encoder, row, known)
+            log_probs = fresh_scores(model, min(4, 11 - done), sample, model.encoder, row, known)
             log_probs[:, 1] = -torch.inf
             for position, token in enumerate(tokens[done : done + 4].tolist(), done):
                 # The eleventh token must be EOS.

@@ -14,24 +14,14 @@ from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.state import DecodingState, Draft
 from fairseq_plugins.decoding.trained_drafter import kernel_drafter
 from tests.strategies import UNSHRUNK, example_count
-from tests.support import (
-    Options,
-    assert_same_output,
-    decode,
-    make_drafter,
-    make_sample,
-    make_task,
-    make_transformer,
-)
+from tests.support import Options, assert_same_output, decode, make_drafter, make_sample, make_task, make_transformer
 
 # Sums of a vocabulary differ by rounding.
 ROUNDING = 1e-3
 
 
 class Watched:
-    """Drafts as another drafter does, and records position and survival of the tokens that the kernels verify: those
-    before EOS.
-    """
+    """Drafts as another drafter, and records position and survival of what the kernels verify: tokens before EOS."""
 
     def __init__(self, inner: Drafter, eos: int) -> None:
         self.inner, self.eos = inner, eos
@@ -88,10 +78,7 @@ def test_kernels_choose_the_same_path_as_pytorch(
     min_len: int,
     seed: int,
 ) -> None:
-    """Accepts every draft, so that outputs consist of drafts, and compares their probabilities.
-
-    Masks may be a soft copy of the source, also at positions beyond the end of a learned table.
-    """
+    """All drafts are accepted and in the output. Masks may copy the source, also beyond a learned table's end."""
     task = make_task(vocabulary)
     verifier = make_transformer(task, seed)
     reads = {"drafter_context": kind} if kind == "features" else {"drafter_attention": kind}

@@ -14,7 +14,7 @@ from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.models.block_nat import BlockNat
 from tests.errors import error_about
 from tests.strategies import DETERMINISTIC
-from tests.support import Options, make_drafter, make_sample, make_state, make_task, make_transformer
+from tests.support import Options, make_all, make_drafter, make_state, make_task
 
 VOCABULARY = 40
 
@@ -52,10 +52,8 @@ def test_all_tokens_are_scored() -> None:
 @pytest.mark.parametrize("options", [{}, {"drafter_context": "features"}, {"transition_rank": 3}])
 @torch.no_grad()
 def test_drafts_and_scores_are_limited_to_the_vocabulary(options: dict[str, Any]) -> None:
-    task = make_task(VOCABULARY)
-    verifier = make_transformer(task, 3)
+    task, verifier, sample = make_all(VOCABULARY, 3, [4, 7])
     drafter = counted(make_drafter(task, 4, verifier=verifier, **options), [9, 2, 30])
-    sample = make_sample(task, [4, 7])
     chosen, drafts = [2, 9, 30], []
     for share in (1.0, 0.999):
         method = Options("gad", 5, draft_vocabulary=share).build([verifier], drafter, task)
