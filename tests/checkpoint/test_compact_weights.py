@@ -52,13 +52,9 @@ def test_operations_are_those_of_the_restored_weight(weight: CompactWeight, mode
 
 
 def test_writing_is_refused(weight: CompactWeight) -> None:
-    for write in (
-        lambda: weight.zero_(),
-        lambda: weight.copy_(torch.ones(6, 4)),
-        lambda: torch.abs(weight, out=weight),
-    ):
+    for call in (lambda: weight.zero_(), lambda: weight.copy_(torch.ones(6, 4)), lambda: torch.abs(weight, out=weight)):
         with pytest.raises(TypeError, match="cannot be written; restore it first"):
-            write()
+            call()
 
 
 def test_parameters_are_restored_in_place(weight: CompactWeight) -> None:

@@ -82,10 +82,7 @@ def test_no_setting_of_any_architecture_is_evaluated(arch: str, tmp_path: Path) 
         ({"dropout": torch.zeros(1)}, "dropout is .*, not a number"),
         ({"extra": torch.zeros(1)}, "extra is a Tensor"),
         ({"adaptive_softmax_cutoff": "9**9**9"}, "adaptive_softmax_cutoff is .*, which could be code"),
-        (
-            {"adaptive_softmax_cutoff": '"${extra}"', "extra": '" or f() or "'},
-            "which could be code",
-        ),
+        ({"adaptive_softmax_cutoff": '"${extra}"', "extra": '" or f() or "'}, "which could be code"),
         ({"extra": {"a": [Namespace(b="f()")]}}, r"extra.a.0.b is 'f\(\)', which could be code"),
         ({"arch": None}, "unknown model ''"),
         ({"_name": "lstm"}, r"holds a LSTMModel \(lstm\), which is not decoded here"),
@@ -129,20 +126,8 @@ def _load(corpus: Corpus, crafted: Path, folder: Path) -> Any:
     return fairseq_plugins.load(folder, source_lang="src", target_lang="tgt", device="cpu")
 
 
-def _generate(corpus: Corpus, crafted: Path, folder: Path, more: str = "--decoder greedy") -> Any:
-    return run_in_process("generate", f"{corpus.data} --task spec_dec --path {crafted} --cpu {more}")
-
-
-def _generate_beam(corpus: Corpus, crafted: Path, folder: Path) -> Any:
-    return _generate(corpus, crafted, folder, "--decoder beam")
-
-
-def _drafter(corpus: Corpus, crafted: Path, folder: Path) -> Any:
-    return _generate(corpus, corpus.verifier, folder, f"--drafter-path {crafted} --decoder gad")
-
-
-def _language_model(corpus: Corpus, crafted: Path, folder: Path) -> Any:
-    return _generate(corpus, corpus.verifier, folder, f"--lm-path {crafted} --decoder fast-beam")
+def _generate(corpus: Corpus, verifier: Path, options: str = "--decoder greedy") -> Any:
+    return run_in_process("generate", f"{corpus.data} --task spec_dec --path {verifier} --cpu {options}")
 
 
 def _validate(corpus: Corpus, crafted: Path, folder: Path, options: str = "--task spec_dec") -> Any:
@@ -154,23 +139,12 @@ def _validate(corpus: Corpus, crafted: Path, folder: Path, options: str = "--tas
 
 
 def _train(corpus: Corpus, folder: Path, options: str) -> Any:
+    arch = options if "--arch" in options else f"--arch block_nat --criterion glat_loss {options}"
     return run_in_process(
         "train",
         f"{corpus.data} --task spec_dec {TINY} --optimizer adam --max-tokens 600 --max-update 1 --cpu --num-workers 0 "
-        f"--save-dir {folder} --no-save --disable-validation {options}",
+        f"--save-dir {folder} --no-save --disable-validation {arch}",
     )
-
-
-def _verifier_of_training(corpus: Corpus, crafted: Path, folder: Path) -> Any:
-    return _train(corpus, folder, f"--arch block_nat --criterion glat_loss --share-encoder --verifier-path {crafted}")
-
-
-def _initial_encoder(corpus: Corpus, crafted: Path, folder: Path) -> Any:
-    return _train(corpus, folder, f"--arch block_nat --criterion glat_loss --init-encoder-from {crafted}")
-
-
-def _base(corpus: Corpus, crafted: Path, folder: Path) -> Any:
-    return _train(corpus, folder, f"--arch blockwise_transformer --criterion blockwise_loss --base-path {crafted}")
 
 
 def _ctranslate2(corpus: Corpus, crafted: Path, folder: Path) -> Any:
@@ -178,30 +152,32 @@ def _ctranslate2(corpus: Corpus, crafted: Path, folder: Path) -> Any:
     return ctranslate.convert(str(crafted), Namespace(data=corpus.data, source_lang="src", target_lang="tgt"), folder)
 
 
-WAYS = [
-    _load,
-    _generate,
-    _generate_beam,
-    _drafter,
-    _language_model,
-    _validate,
-    _verifier_of_training,
-    _initial_encoder,
-    _base,
-    _ctranslate2,
-]
+BLOCKWISE = "--arch blockwise_transformer --criterion blockwise_loss --base-path"
+# What loads a crafted checkpoint, with the corpus and an empty folder.
+WAYS: dict[str, Callable[[Corpus, Path, Path], Any]] = {
+    "load": _load,
+    "greedy": lambda corpus, crafted, _: _generate(corpus, crafted),
+    "beam": lambda corpus, crafted, _: _generate(corpus, crafted, "--decoder beam"),
+    "drafter": lambda corpus, crafted, _: _generate(corpus, corpus.verifier, f"--decoder gad --drafter-path {crafted}"),
+    "lm": lambda corpus, crafted, _: _generate(corpus, corpus.verifier, f"--decoder fast-beam --lm-path {crafted}"),
+    "validate": _validate,
+    "verifier": lambda corpus, crafted, to: _train(corpus, to, f"--share-encoder --verifier-path {crafted}"),
+    "encoder": lambda corpus, crafted, to: _train(corpus, to, f"--init-encoder-from {crafted}"),
+    "heads": lambda corpus, crafted, to: _train(corpus, to, f"{BLOCKWISE} {crafted}"),
+    "ctranslate2": _ctranslate2,
+}
 
 
 @pytest.mark.parametrize(
-    ("arch", "way"), [*(("transformer", way) for way in WAYS), ("fconv", _load), ("fconv", _verifier_of_training)]
+    ("arch", "way"), [*(("transformer", way) for way in WAYS), ("fconv", "load"), ("fconv", "verifier")]
 )
-def test_no_command_runs_a_checkpoint(arch: str, way: Callable[..., Any], corpus: Corpus, tmp_path: Path) -> None:
+def test_no_command_runs_a_checkpoint(arch: str, way: str, corpus: Corpus, tmp_path: Path) -> None:
     planted = {"arch": arch, "_name": arch, "adaptive_softmax_cutoff": command(tmp_path)}
     if arch == "fconv":
         planted |= {"encoder_layers": command(tmp_path), "decoder_layers": command(tmp_path)}
     crafted = _crafted(tmp_path, corpus.verifier, **planted)
     with pytest.raises(ConfigurationError, match="could be code|is not decoded here|was trained with another task"):
-        way(corpus, crafted, tmp_path)
+        WAYS[way](corpus, crafted, tmp_path)
     assert not (tmp_path / "planted").exists()
 
 
@@ -209,7 +185,7 @@ def test_removed_settings_do_not_hinder(corpus: Corpus, tmp_path: Path) -> None:
     """A command where no builder of this model looks, and a file of word vectors that no longer exists."""
     planted = {"layers": command(tmp_path), "save_dir": command(tmp_path), "encoder_embed_path": "/nowhere/vectors"}
     crafted = _crafted(tmp_path, corpus.verifier, **planted)
-    own, stock = (_generate(corpus, path, tmp_path).stdout for path in (crafted, corpus.verifier))
+    own, stock = (_generate(corpus, path).stdout for path in (crafted, corpus.verifier))
     assert own == stock and not (tmp_path / "planted").exists()
 
 

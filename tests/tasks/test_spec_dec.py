@@ -17,13 +17,22 @@ from fairseq_plugins.decoding.methods.gad import RelaxedOptions
 from fairseq_plugins.decoding.reference.search import GreedySearch
 from fairseq_plugins.decoding.reference.state import Draft, Verification
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
+from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.tasks.options import SpecDecConfig
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.conftest import Corpus
 from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.errors import error_about, refused
-from tests.support import Options, ids, make_args, make_drafter, make_sample, make_task, make_transformer
+from tests.support import (
+    Options,
+    ids,
+    make_args,
+    make_dictionary,
+    make_drafter,
+    make_sample,
+    make_task,
+    make_transformer,
+)
 
 
 @pytest.mark.parametrize(
@@ -80,9 +89,8 @@ def test_beam_is_the_number_of_samples(decoder: str) -> None:
     task = make_task(decoding_method=decoder, seed=3)
     model, sample = make_transformer(task, 1), make_sample(task, [3, 5])
     options = {"sampling": True, "sampling_topk": 5, "beam": 3, "max_len_b": 9}
-    many, more = (
-        task.build_generator([model], Namespace(**options, nbest=nbest)).generate([model], sample) for nbest in (1, 4)
-    )
+    generators = [build_generator(task, [model], **options, nbest=nbest) for nbest in (1, 4)]
+    many, more = (generator.generate([model], sample) for generator in generators)
     assert [len(samples) for samples in (*many, *more)] == [3, 3, 4, 4]
     for few, samples in zip(many, more, strict=True):
         tokens = [each["tokens"].tolist() for each in samples]
@@ -122,17 +130,11 @@ def fit(task: SpecDecTask, decoder: str, drafter: Any = None, models: Any = None
     check_fit(chosen.spec, chosen.options, chosen.context(models, drafter, task))
 
 
-def other_dictionary(size: int) -> Dictionary:
-    dictionary = Dictionary()
-    for index in range(size - len(dictionary)):
-        dictionary.add_symbol(f"v{index}")
-    return dictionary
-
-
 def test_other_dictionaries_are_refused() -> None:
     task = make_task(40)
     drafter = make_drafter(task)
-    task.tgt_dict = other_dictionary(40)
+    task.tgt_dict = make_dictionary(39)
+    task.tgt_dict.add_symbol("another word")
     with pytest.raises(ConfigurationError, match="another target dictionary"):
         fit(task, "gad", drafter)
     with error_about("--decoder", "--joined-dictionary"):
@@ -177,12 +179,19 @@ def test_distance_needs_numbers_and_blocks_need_heads() -> None:
         assert search.rule(Draft(torch.tensor([[numbers.index(value)]])), verification).item() is stands
 
 
-def test_full_attention_has_one_block_a_pass() -> None:
-    task = make_task(blocks_per_sentence=2, block_size=4)
-    args = make_args(arch="block_nat", drafter_attention="full")
-    block_nat_base(args)
-    with error_about("--blocks-per-sentence"):
-        task.build_model(args)
+@pytest.mark.parametrize(
+    ("of_task", "of_model", "message"),
+    [
+        # Full attention has one block a pass, and blocks begin after a prefix on the left.
+        ({"blocks_per_sentence": 2, "block_size": 4}, {"drafter_attention": "full"}, "--blocks-per-sentence 2: "),
+        ({"left_pad_target": True}, {}, "--left-pad-target: "),
+        ({"block_size": 4}, {"adaptive_softmax_cutoff": "5,10"}, "--arch block_nat: cannot draft: it uses .*; leave"),
+        ({"block_size": 4}, {"scale_heads": True}, "--arch block_nat: cannot draft: it uses .*; leave that out"),
+    ],
+)
+def test_a_drafter_that_could_not_draft_is_not_trained(of_task: dict, of_model: dict, message: str) -> None:
+    with refused(message):
+        make_task(**of_task).build_model(make_args(arch="block_nat", **of_model))
 
 
 @pytest.mark.parametrize(
@@ -208,21 +217,10 @@ def test_a_loss_of_the_users_own_trains_a_drafter(monkeypatch: pytest.MonkeyPatc
     assert isinstance(task.build_criterion(Namespace(criterion="own_loss", label_smoothing=0.1)), own)
 
 
-@pytest.mark.parametrize("option", [{"adaptive_softmax_cutoff": "5,10"}, {"scale_heads": True}])
-def test_a_drafter_that_could_not_draft_is_not_trained(option: dict[str, Any]) -> None:
-    with refused("--arch block_nat: cannot draft: it uses .*; leave that out"):
-        make_task(block_size=4).build_model(make_args(arch="block_nat", **option))
-
-
 def test_a_drafter_is_no_verifier(corpus: Corpus) -> None:
     """Its own --share-encoder would ask for the verifier again."""
     with refused(f"--verifier-path {corpus.drafter}: is a drafter"):
         make_task(verifier_path=str(corpus.drafter)).training_verifier()
-
-
-def test_blocks_begin_after_a_prefix_on_the_left() -> None:
-    with error_about("--left-pad-target"):
-        make_task(left_pad_target=True).build_model(make_args(arch="block_nat"))
 
 
 @pytest.mark.parametrize(
@@ -233,9 +231,7 @@ def test_blocks_begin_after_a_prefix_on_the_left() -> None:
         ("--store-ema", "leave it out"),
     ],
 )
-def test_what_would_end_a_training_is_refused_at_its_start(
-    option: str, remedy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_options_are_refused_at_once(option: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a metric, fairseq itself fails after the first epoch, before it saves a checkpoint."""
     monkeypatch.setattr("sys.argv", f"fairseq-train data --task spec_dec --arch block_nat {option}".split())
     with refused(f"{option}: .*{remedy}"):

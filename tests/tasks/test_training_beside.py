@@ -42,7 +42,7 @@ def test_drafter_of_twenty_updates(name: str, tmp_path: Path) -> None:
     log = run_in_process("train", f"{tmp_path}/data {options} {TRAINING} --save-dir {tmp_path}/drafter").stderr
     assert "tokens_per_iteration" in log
     gad = fairseq_plugins.load(
-        drafter=tmp_path / "drafter" / "checkpoint_last.pt", decoder="gad", fixed_width=True, **given
+        drafter=tmp_path / "drafter/checkpoint_last.pt", decoder="gad", fixed_width=True, **given
     )
     assert gad.translate(text) == expected
     accepted = gad.statistics.tokens_per_iteration
