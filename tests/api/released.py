@@ -19,11 +19,9 @@ def loaded(decoder: str | None = None, folder: Path = MULTI30K, **options: Any) 
     return fairseq_plugins.load(folder, **({"decoder": decoder} if decoder else {}), device="cpu", **options)
 
 
-def interactive(
-    folder: Path, texts: Sequence[str], options: str, *more: str, languages: str = "en de"
-) -> list[tuple[float, str]]:
+def interactive(folder: Path, texts: Sequence[str], options: str, *more: str) -> list[tuple[float, str]]:
     """Return scores (base 2) and detokenised text of fairseq-interactive with a released model."""
-    source, target = languages.split()
+    source, target = ("src", "tgt") if folder == UA_GEC else ("en", "de")
     run = run_in_process(
         "interactive",
         f"{folder} --source-lang {source} --target-lang {target} --path {folder}/verifier.pt --bpe sentencepiece "

@@ -161,9 +161,7 @@ def test_a_memory_is_a_dictionary(calls: list[dict[str, str]]) -> None:
         memories, expected = [Memory(folder), Memory(folder)], dict[str, str]()
         for turn, pairs in enumerate(calls):
             memories[turn % 2].add([*pairs], [*pairs.values()])
-            expected |= {
-                source: target for source, target in pairs.items() if not is_blank(source) and not is_blank(target)
-            }
+            expected |= dict(pair for pair in pairs.items() if not any(map(is_blank, pair)))
             for memory in (*memories, Memory(folder)):
                 assert memory.drafts([*expected]) == [[target] for target in expected.values()]
                 assert len(memory) == len(expected)

@@ -51,7 +51,7 @@ def test_backend_has_a_name_and_a_reason(model: Model) -> None:
 def test_text_is_that_of_fairseq_interactive(decoder: str, beam: int | None, nbest: int, model: Model) -> None:
     own = model if decoder == "iad" else loaded(decoder, UA_GEC)
     texts = SENTENCES if decoder == "iad" else SENTENCES[:12]
-    expected = interactive(UA_GEC, texts, f"--task translation --beam {beam or 5} --nbest {nbest}", languages="src tgt")
+    expected = interactive(UA_GEC, texts, f"--task translation --beam {beam or 5} --nbest {nbest}")
     translations = own.translate(texts, beam=beam, num_hypotheses=nbest, return_scores=True)
     hypotheses = [one for best in translations for one in (best, *best.alternatives)]
     assert len(expected) == len(texts) * nbest and [one.text for one in hypotheses] == [text for _, text in expected]
@@ -85,9 +85,7 @@ def test_options_of_a_call_are_those_of_load(model: Model) -> None:
         assert [list(model.stream(text, **changed))[-1].text for text in few] == alone
     assert before == model.translate(few)
     for changed, options in (({"lenpen": 3.0}, "--lenpen 3"), ({"unnormalized": True}, "--unnormalized")):
-        expected = [
-            text for _, text in interactive(UA_GEC, few, f"--task translation --beam 3 {options}", languages="src tgt")
-        ]
+        expected = [text for _, text in interactive(UA_GEC, few, f"--task translation --beam 3 {options}")]
         assert loaded("fast-beam", UA_GEC).translate(few, beam=3, **changed) == expected
 
 
@@ -307,10 +305,7 @@ fairseq_plugins.wrap(task, decoder="gad", block_sizes=5)
 
 
 def test_types(tmp_path: Path) -> None:
-    """mypy checks users' programs, in any folder, against the types of the installed package.
-
-    With the settings of `make lint`, whose cache it reads.
-    """
+    """mypy checks users' programs, in any folder, with the settings of `make lint`, whose cache it reads."""
     (tmp_path / "use.py").write_text(USE)
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")}
     settings = ["--config-file", str(REPOSITORY / "pyproject.toml"), "--cache-dir", str(REPOSITORY / ".mypy_cache")]

@@ -87,9 +87,7 @@ def test_errors_name_options_as_they_were_given(
     with pytest.raises(ConfigurationError, match=f"^{in_python}"):
         fairseq_plugins.load(UA_GEC, device="cpu", **options).translate("Так .")
     named = [f"--{name}={options[name]}" for name in ("decoder", "precision") if name in options]
-    given = [
-        item for name in options.keys() - {"decoder", "precision"} for item in ("--set", f"{name}={options[name]}")
-    ]
+    given = [one for name in options.keys() - {"decoder", "precision"} for one in ("--set", f"{name}={options[name]}")]
     (tmp_path / "text").write_text("Так .\n", encoding="utf-8")
     assert cli.main([str(UA_GEC), "--device", "cpu", "--input", str(tmp_path / "text"), *named, *given]) == 2
     assert re.search(f"error: .*{in_shell}", capsys.readouterr().err)

@@ -121,9 +121,7 @@ def test_samples_are_those_of_translate(decoder: str, options: dict[str, Any]) -
             ours = future.result(60)
             samples = [(one.text, one.alignment) for one in (ours, *ours.alternatives)]
             assert samples == [(one.text, one.alignment) for one in (theirs, *theirs.alternatives)]
-            assert all(
-                sum(one.emitted or []) == len(one.token_scores) for one in (ours, *ours.alternatives) if one.emitted
-            )
+            assert all(sum(one.emitted) == len(one.token_scores) for one in (ours, *ours.alternatives) if one.emitted)
 
 
 @pytest.mark.parametrize("options", [{}, {"no_compiled_steps": True}])

@@ -36,6 +36,7 @@ import fairseq_plugins
 from fairseq_plugins.benchmarks.ctranslate import convert
 from fairseq_plugins.conversion.convert import convert as convert_to_fairseq
 from tests.conversion.support import CLASSES
+from tests.support import both_sides
 
 LONGEST = 40
 WORKER = Path(__file__).with_name("generate_worker.py")
@@ -74,9 +75,7 @@ def save_model(folder: Path, shape: Shape) -> None:
     config = kind.config_class(
         vocab_size=shape.words,
         d_model=shape.width,
-        **{f"{side}_layers": shape.layers for side in ("encoder", "decoder")},
-        **{f"{side}_attention_heads": shape.heads for side in ("encoder", "decoder")},
-        **{f"{side}_ffn_dim": 4 * shape.width for side in ("encoder", "decoder")},
+        **both_sides(layers=shape.layers, attention_heads=shape.heads, ffn_dim=4 * shape.width),
     )
     torch.manual_seed(0)
     model = kind(config)
@@ -108,11 +107,8 @@ class Runtime:
 
     def __call__(self, sources: list[list[int]]) -> list[list[int]]:
         assert self.process.stdin is not None
-        print(
-            json.dumps([self.options, [[self.source, *source, EOS] for source in sources]]),
-            file=self.process.stdin,
-            flush=True,
-        )
+        request = [self.options, [[self.source, *source, EOS] for source in sources]]
+        print(json.dumps(request), file=self.process.stdin, flush=True)
         outputs: list[list[int]] = json.loads(self._read())
         return outputs
 
@@ -138,16 +134,8 @@ def ctranslate(folder: Path, shape: Shape, beam: int, compute_type: str) -> Deco
 
 def own(folder: Path, shape: Shape, beam: int, decoder: str, **options: Any) -> Decode:
     """Load the model into one of our decoders."""
-    model = fairseq_plugins.load(
-        folder / "out",
-        decoder=decoder,
-        device="cpu",
-        threads=1,
-        max_len_b=LONGEST,
-        source_lang="eng_Latn",
-        target_lang="deu_Latn",
-        **options,
-    )
+    options |= {"device": "cpu", "threads": 1, "source_lang": "eng_Latn", "target_lang": "deu_Latn"}
+    model = fairseq_plugins.load(folder / "out", decoder=decoder, max_len_b=LONGEST, **options)
     names = shape.names
     numbers = {token: number for number, token in enumerate(names)}
     search: dict[str, Any] = {"beam": beam} if decoder == "fast-beam" else {}

@@ -9,12 +9,10 @@ from fairseq_plugins.benchmarks.contenders import CONTENDERS
 from fairseq_plugins.benchmarks.gpu_check import engine, random_models
 from fairseq_plugins.benchmarks.gpu_check.environment import Environment
 from fairseq_plugins.benchmarks.gpu_check.report import PASSED
+from tests.support import both_sides
 
-_SIZES = [
-    f"--{side}-{name}={value}"
-    for side in ("encoder", "decoder")
-    for name, value in (("layers", 1), ("embed-dim", 16), ("ffn-embed-dim", 16), ("attention-heads", 1))
-]
+_SMALLEST = both_sides(layers=1, embed_dim=16, ffn_embed_dim=16, attention_heads=1)
+_SIZES = [f"--{name.replace('_', '-')}={value}" for name, value in _SMALLEST.items()]
 _VARIANT = engine.VARIANTS["8 iterations ahead"]
 
 

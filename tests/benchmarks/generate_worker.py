@@ -48,14 +48,10 @@ def load_onnxruntime(folder: Path, is_int8: bool) -> Any:
             ORTQuantizer.from_pretrained(exported, file_name=part.name).quantize(how, rounded)
         for name in ("config.json", "generation_config.json"):
             (rounded / name).write_bytes((exported / name).read_bytes())
-    names = {f"{side}_file_name": f"{side}_model_quantized.onnx" for side in ("encoder", "decoder")}
-    return ORTModelForSeq2SeqLM.from_pretrained(
-        rounded,
-        **names,
-        decoder_with_past_file_name="decoder_with_past_model_quantized.onnx",
-        use_merged=False,
-        session_options=threads,
-    )
+    names = {
+        f"{part}_file_name": f"{part}_model_quantized.onnx" for part in ("encoder", "decoder", "decoder_with_past")
+    }
+    return ORTModelForSeq2SeqLM.from_pretrained(rounded, **names, use_merged=False, session_options=threads)
 
 
 def load(folder: Path, runtime: str) -> Any:

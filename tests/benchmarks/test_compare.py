@@ -130,9 +130,7 @@ def test_in_half_precision(released: Namespace, capsys: pytest.CaptureFixture[st
     assert "fp32" not in printed and "differs from" not in log
 
 
-def test_without_drafter_and_with_heads_on_another_base(
-    released: Namespace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_drafter_and_heads_of_another_base(released: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [*_quick(released), "--timing-batch-sizes", "2", "--blockwise-path", released.other_heads]
     assert benchmark.main([*arguments, "--decoders", "nat,gad,greedy,blockwise"]) == 0
     printed, log = capsys.readouterr()

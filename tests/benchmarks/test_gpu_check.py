@@ -35,7 +35,6 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 
 @pytest.mark.parametrize("check", [released.released_models, training.throughput])
 def test_checks_run_on_a_cpu(check: command.Check, env: Environment) -> None:
-    """All code of the checks runs on a CPU, too."""
     outcome = check(env)
     assert outcome.state == PASSED, outcome.summary
     assert outcome.summary and "\n" not in outcome.summary
@@ -44,9 +43,7 @@ def test_checks_run_on_a_cpu(check: command.Check, env: Environment) -> None:
 
 
 @pytest.mark.parametrize(("wrong", "state"), [(None, PASSED), (1, FAILED), (3, FAILED), (5, FAILED)])
-def test_one_wrong_output_fails(
-    wrong: int | None, state: str, env: Environment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_output_fails(wrong: int | None, state: str, env: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = count()
 
     def decode(*_: Any) -> list[tuple[list[int], list[float]]]:

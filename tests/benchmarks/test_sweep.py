@@ -49,9 +49,6 @@ def _paper() -> CellResults:
     return results
 
 
-# Tables
-
-
 def test_table() -> None:
     """Baselines come first; speed is over greedy, and the front is of speed and BLEU."""
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in markdown(_paper(), 0.2, []).splitlines()[2:16]]
@@ -60,9 +57,6 @@ def test_table() -> None:
     assert rows[2] == ["k = 10, top-3, τ = 1", "5.97", "26.68", "+0.06", "3.0", "2.76×", ""]
     assert rows[3] == ["k = 25, exact", "6.13", "26.62", "+0.00", "3.0", "2.73×", ""]
     assert {row[0] for row in rows if row[-1]} == {f"k = 25, top-{beta}, τ = {tau}" for beta, tau in FRONT}
-
-
-# Choosing
 
 
 def test_pareto_front() -> None:
@@ -88,9 +82,6 @@ def test_recommendations() -> None:
     assert "none of these; add --top-betas 1" in markdown(results, 0.2, [])
     # A difference behind the second decimal is none.
     assert fastest({Cell(5): _result(3.0, 26.6199, 3)}, 26.62) == Cell(5)
-
-
-# Resuming
 
 
 def _measure_all(cells: list[Cell], journal: Journal, fail_at: int | None = None) -> list[Cell]:
@@ -146,9 +137,6 @@ def test_foreign_journal(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="choose another"):
         Journal(tmp_path, {})
     assert file.read_bytes() == content
-
-
-# The command
 
 
 def _arguments(corpus: Corpus, folder: Path) -> list[str]:

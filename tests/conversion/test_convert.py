@@ -15,16 +15,7 @@ from fairseq_plugins.conversion import cli
 from fairseq_plugins.conversion.convert import convert as convert_folder
 from fairseq_plugins.conversion.vocabulary import SPECIAL, read_names
 from fairseq_plugins.errors import ConfigurationError
-from tests.conversion.support import (
-    MODELS,
-    SIZE,
-    converted,
-    generated,
-    languages,
-    names,
-    save_model,
-    sources,
-)  # fmt: skip
+from tests.conversion.support import MODELS, SIZE, converted, generated, languages, names, save_model, sources
 from tests.errors import error_about, refused
 from tests.support import run_in_process
 

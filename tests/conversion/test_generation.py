@@ -150,9 +150,7 @@ def test_settings_without_effect_are_taken(saved: Path, tmp_path: Path) -> None:
         ("bad_words_ids", [[True]]),
     ],
 )
-def test_values_of_other_types(
-    setting: str, value: Any, saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_types(setting: str, value: Any, saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = with_settings(saved, tmp_path / "hf", "generation_config.json", {setting: value})
     assert cli.main([str(folder), str(tmp_path / "out")]) == 2
     assert f"generation_config.json: {setting} is {value!r}" in capsys.readouterr().err

@@ -121,9 +121,7 @@ def test_what_is_refused(int8: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("int8", [[], ["--int8"]])
-def test_languages_without_effect_are_refused(
-    int8: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_languages_without_effect(int8: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "hf"
     folder.mkdir()
     (folder / "config.json").write_text("{}")

@@ -222,9 +222,7 @@ def changed(folder: Path, target: Path, change: Any) -> Path:
 
 
 @pytest.mark.parametrize("reason", CHANGES)
-def test_tokenizers_that_sentencepiece_cannot_imitate(
-    reason: str, saved: tuple[Any, Path, Path], tmp_path: Path
-) -> None:
+def test_tokenizers_that_sentencepiece_lacks(reason: str, saved: tuple[Any, Path, Path], tmp_path: Path) -> None:
     name, value = CHANGES[reason]
 
     def change(tokenizer: dict[str, Any]) -> None:

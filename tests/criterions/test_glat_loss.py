@@ -16,9 +16,7 @@ from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.support import make_args, make_drafter, make_sample, make_task
 
 
-def training_sample(
-    task: SpecDecTask, lengths: list[int], model: BlockNat | None, ratio: float = 0.0
-) -> dict[str, Any]:
+def train_sample(task: SpecDecTask, lengths: list[int], model: BlockNat | None, ratio: float = 0.0) -> dict[str, Any]:
     """A batch whose target is its source, with blocks for a drafter."""
     sample = make_sample(task, lengths)
     source = sample["net_input"]["src_tokens"]
@@ -48,7 +46,7 @@ def test_split_batches_give_the_same_gradient(smoothing: float) -> None:
     task = make_task(30)
     model = make_drafter(task, 0)
     criterion = GlatLoss(task, smoothing)
-    sample = training_sample(task, [9, 1, 4, 6], model)
+    sample = train_sample(task, [9, 1, 4, 6], model)
 
     def gradient(parts: list[slice]) -> torch.Tensor:
         model.zero_grad()
@@ -69,7 +67,7 @@ def test_logging_outputs_of_workers_are_summed() -> None:
     model = make_drafter(task, 0)
     criterion = GlatLoss(task, 0.1)
     assert criterion.logging_outputs_can_be_summed()
-    logs = [criterion(model, training_sample(task, lengths, model, 0.4))[2] for lengths in ([5, 2], [7], [1, 1, 3])]
+    logs = [criterion(model, train_sample(task, lengths, model, 0.4))[2] for lengths in ([5, 2], [7], [1, 1, 3])]
     summed = {name: sum(log[name] for log in logs) for name in logs[0]}
     values = []
     for outputs in (logs, [summed]):
@@ -94,7 +92,7 @@ def test_head_i_learns_the_ith_next_token(lengths: list[int], first_head_weight:
     """Summed over heads by hand; short batches train the first heads only."""
     task = make_task(30)
     model = make_blockwise(task).eval()
-    sample = training_sample(task, lengths, None)
+    sample = train_sample(task, lengths, None)
     with torch.no_grad():
         loss, size, logged = BlockwiseLoss(task, 0.0, "mean", first_head_weight)(model, sample)
     expected, count = 0.0, 0.0
@@ -113,7 +111,7 @@ def test_head_i_learns_the_ith_next_token(lengths: list[int], first_head_weight:
 def test_head_sampling() -> None:
     task = make_task(30)
     criterion = BlockwiseLoss(task, 0.1, "sampled", 1.0)
-    sample = training_sample(task, [5, 2], None)
+    sample = train_sample(task, [5, 2], None)
     torch.manual_seed(0)
     free, frozen = make_blockwise(task), make_blockwise(task, freeze_base=True, identity_first_head=True)
 
@@ -138,7 +136,7 @@ def test_frozen_base_gets_no_gradient() -> None:
     model = make_blockwise(task, freeze_base=True, identity_first_head=True).train()
     assert not model.training
     criterion = BlockwiseLoss(task, 0.1, "mean", 1.0)
-    criterion(model, training_sample(task, [5, 2], None))[0].backward()
+    criterion(model, train_sample(task, [5, 2], None))[0].backward()
     with_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     heads = {f"decoder.head_{part}.{kind}" for part in ("expand", "shrink") for kind in ("weight", "bias")}
     assert with_gradient == heads

@@ -84,9 +84,7 @@ def test_prefix_lengths_cover_the_sentence() -> None:
     ratio=st.sampled_from([0.0, 0.3, 0.5, 1.0]),
     seed=st.integers(0, 999),
 )
-def test_glancing_reveals_a_share_of_the_errors(
-    lengths: list[int], size: int, count: int, ratio: float, seed: int
-) -> None:
+def test_glancing_reveals_a_share_of_errors(lengths: list[int], size: int, count: int, ratio: float, seed: int) -> None:
     blocks, _ = draw(lengths, size, count, "prefix-causal", seed)
     torch.manual_seed(seed)
     predicted = torch.where(torch.rand(blocks.targets.shape) < 0.5, blocks.targets, 3)

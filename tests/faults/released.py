@@ -16,12 +16,7 @@ from tests.support import REPOSITORY, run_in_process
 
 MODELS = REPOSITORY / "checkpoints"
 
-SENTENCES = (
-    "Я іду до дому .",
-    "Він прийшов вчора у вечері .",
-    "Ми хочемо щоб ви знали про це .",
-    "Це є дуже гарна книга .",
-)
+TEXT = ("Я іду до дому .", "Він прийшов вчора у вечері .", "Ми хочемо щоб ви знали про це .", "Це є дуже гарна книга .")
 
 
 @dataclass(frozen=True)
@@ -29,7 +24,7 @@ class Released:
     """Where things are; the names are those that tables of command lines use.
 
     Attributes:
-        data: binarised data, its test set `SENTENCES` several times over.
+        data: binarised data, its test set `TEXT` several times over.
         text: the same as subwords, a line for a sentence, and `lines` of them.
         invalid: a file whose second line is not UTF-8.
         verifier, drafter: checkpoints of UA-GEC.
@@ -119,7 +114,7 @@ def prepare(folder: Path, copies: int = 1) -> Released:
     """Make the data in an empty folder, with the sentences repeated."""
     models = MODELS / "ua-gec"
     subwords = sentencepiece.SentencePieceProcessor(model_file=str(models / "subwords.model"))
-    lines = [" ".join(subwords.encode(sentence, out_type=str)) for sentence in SENTENCES] * copies
+    lines = [" ".join(subwords.encode(sentence, out_type=str)) for sentence in TEXT] * copies
     for side in ("src", "tgt"):
         (folder / f"test.{side}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     data = folder / "data"

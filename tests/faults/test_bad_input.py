@@ -74,9 +74,7 @@ def test_the_whole_table_is_read() -> None:
 
 
 @pytest.mark.parametrize(("line", "message", "status"), CASES, ids=[case[0] for case in CASES])
-def test_one_line_and_status(
-    released: Released, capsys: pytest.CaptureFixture[str], line: str, message: str, status: str
-) -> None:
+def test_one_line(released: Released, capsys: pytest.CaptureFixture[str], line: str, message: str, status: str) -> None:
     names = asdict(released)
     command, *arguments = shlex.split(line.format(**names))
     ended_with, error = ended(command, arguments, capsys)
@@ -116,8 +114,8 @@ def test_a_binary_file_is_reported_in_a_few_lines(released: Released, capsys: py
 
 def test_lines_that_are_too_long_do_not_stop_the_rest(released: Released, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is reported and has no translation, and the exit status is 1; other lines are unaffected."""
-    failures: list[str] = []
-    monkeypatch.setattr("fairseq_plugins.tasks.spec_dec.fail", failures.append)
+    failed: list[str] = []
+    monkeypatch.setattr("fairseq_plugins.tasks.spec_dec.fail", failed.append)
     common = ("--decoder", "greedy", "--input")
     whole = run_in_process("interactive", options(released, *common, str(released.text))).stdout
     first, *rest = released.text.read_text(encoding="utf-8").splitlines()
@@ -125,13 +123,11 @@ def test_lines_that_are_too_long_do_not_stop_the_rest(released: Released, monkey
     # A carriage return alone ends no line.
     text.write_text("\n".join([first, "a " * 3000, "\r\r".join(rest[0].split(" ", 1)), rest[1], ""]), encoding="utf-8")
     for size in ("1", "2", "10"):
-        failures.clear()
+        failed.clear()
         done = run_in_process("interactive", options(released, *common, str(text), "--buffer-size", size)).stdout
         outputs, expected = (re.findall(r"^H-(\d+)\t\S+\t(.*)$", printed, re.MULTILINE) for printed in (done, whole))
         assert outputs == [expected[0], ("2", expected[1][1]), ("3", expected[2][1])]
-        assert failures == [
-            "line 2: has 3001 tokens, and the model reads at most 1024; it has no translation; split it"
-        ]
+        assert failed == ["line 2: has 3001 tokens, and the model reads at most 1024; it has no translation; split it"]
 
 
 def test_input_of_interactive_that_is_not_utf8(

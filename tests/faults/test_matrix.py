@@ -251,9 +251,7 @@ def run_stage(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @CELLS
-def test_a_file_system_that_is_read_only(
-    corpus: Corpus, read_only: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_read_only_file_system(corpus: Corpus, read_only: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     if name == "training":
         done = run_stage(read_only)
         status, error = done.returncode, done.stderr
@@ -292,9 +290,8 @@ def test_a_file_system_without_locks(
     monkeypatch.setattr("fcntl.flock", refuse)
     if name == "training":
         stages.lock(tmp_path / ".lock")
-        assert capsys.readouterr().out == (
-            f"Note: {tmp_path} cannot be locked (No locks available); start no second run there.\n"
-        )
+        said = f"Note: {tmp_path} cannot be locked (No locks available); start no second run there.\n"
+        assert capsys.readouterr().out == said
         return
     assert COMMANDS[name].run(corpus, tmp_path) == 2
     assert "cannot be locked (No locks available); give a path on a file system with locks" in capsys.readouterr().err
