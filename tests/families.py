@@ -135,33 +135,23 @@ class Family:
 
 
 MULTILINGUAL = ("--lang-pairs", "en-de,en-fr", "--decoder-langtok")
+FROM_SOURCE = (*MULTILINGUAL, "--encoder-langtok", "src", "--lang-dict", "{folder}/languages.txt")
 FAMILIES = {
     "m2m": Family(
         "M2M-100, NLLB-200",
         "translation_multi_simple_epoch",
         "transformer_wmt_en_de_big",
-        (*MULTILINGUAL, "--encoder-langtok", "src", "--lang-dict", "{folder}/languages.txt"),
+        FROM_SOURCE,
         (("share_all_embeddings", True), ("encoder_normalize_before", True), ("decoder_normalize_before", True)),
     ),
     "mbart50": Family(
         "mBART-50",
         "translation_multi_simple_epoch",
         "mbart_large",
-        (
-            *MULTILINGUAL,
-            "--encoder-langtok",
-            "src",
-            "--lang-dict",
-            "{folder}/languages.txt",
-            "--lang-tok-style",
-            "mbart",
-        ),
+        (*FROM_SOURCE, "--lang-tok-style", "mbart"),
     ),
     "mbart25": Family(
-        "mBART-25",
-        "translation_from_pretrained_bart",
-        "mbart_large",
-        ("--langs", ",".join(LANGUAGES), "--prepend-bos"),
+        "mBART-25", "translation_from_pretrained_bart", "mbart_large", ("--langs", ",".join(LANGUAGES), "--prepend-bos")
     ),
     "multilingual": Family(
         "`multilingual_transformer`",

@@ -30,6 +30,7 @@ import torch
 import fairseq_plugins
 from fairseq_plugins.api import Model
 from fairseq_plugins.api.loading import with_decoder
+from tests.serving.running import request
 from tests.serving.test_cli import free_port
 
 # Seconds after which a server may close a connection.
@@ -104,10 +105,7 @@ class Connection:
         if self.streams is None:
             self.streams = await asyncio.open_connection("127.0.0.1", self.port)
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-        )
-        self.streams[1].write(head.encode() + data)
+        self.streams[1].write(request(path, data))
         await self.streams[1].drain()
         return self.streams
 
@@ -192,9 +190,8 @@ async def check(server: Server, expected: Expected, work: list[Any], clients: in
         found = [one["sentences"][0] for one in answer["translations"]]
         texts = [[one["text"], *(other["text"] for other in one["alternatives"])] for one in found]
         sources = [one["source"] for one in found]
-        return sources == sentences and texts == [
-            expected.of(sentence, options, place) for place, sentence in enumerate(sentences)
-        ]
+        wanted = [expected.of(sentence, options, place) for place, sentence in enumerate(sentences)]
+        return sources == sentences and texts == wanted
 
     await asyncio.gather(*map(client, range(clients)))
     return counts
@@ -292,10 +289,9 @@ def speed(server: Server, model: Model, texts: Sequence[str], clients: int, roun
     idle = of_requests(asyncio.run(open_loop(server.port, part, IDLE_RATE)))
     loads = [of_requests(asyncio.run(open_loop(server.port, part, through / size / 2))) for _ in range(4 * rounds)]
     for place, name in enumerate(("p50", "p95")):
-        half = statistics.median(load[place] for load in loads)  # another program may disturb one of them
-        print(
-            f"{name}: idle {1000 * idle[place]:.1f} ms, half load {1000 * half:.1f} ms: {half / idle[place]:.2f} times"
-        )
+        # Another program may disturb one of them.
+        half, least = statistics.median(load[place] for load in loads), idle[place]
+        print(f"{name}: idle {1000 * least:.1f} ms, half load {1000 * half:.1f} ms: {half / least:.2f} times")
 
 
 def of_requests(seconds: Sequence[float]) -> tuple[float, float]:

@@ -77,16 +77,12 @@ def tables() -> dict[str, str]:
 
 def decoders() -> str:
     """Return the methods as a Markdown table."""
-    lines = [
-        "| `--decoder` | who drafts | what is accepted | lossless | needs | from |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+    lines = ["| `--decoder` | who drafts | what is accepted | lossless | needs | from |", "| --- " * 6 + "|"]
     for spec in methods.METHODS:
         names = ", ".join(f"`{name}`" for name in (spec.name, *spec.aliases))
         lossless = "yes" if spec.is_lossless else "no"
-        lines.append(
-            f"| {names} | {spec.drafts} | {spec.accepts} | {lossless} | {', '.join(_needs(spec))} | {spec.paper} |"
-        )
+        needs = ", ".join(_needs(spec))
+        lines.append(f"| {names} | {spec.drafts} | {spec.accepts} | {lossless} | {needs} | {spec.paper} |")
     return "\n".join(lines)
 
 

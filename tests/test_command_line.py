@@ -169,9 +169,6 @@ def test_overlong_sources_are_handled_by_fairseq(corpus: Corpus) -> None:
     assert 0 < len(hypotheses(own.stdout)) < 36 and hypotheses(own.stdout) == hypotheses(ours.stdout)
 
 
-# Training and validation
-
-
 def test_validation_counts_accepted_tokens(corpus: Corpus) -> None:
     assert re.search(r"best_tokens_per_iteration [\d.]+", corpus.training_log)
     run = run_in_process(

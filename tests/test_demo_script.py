@@ -27,9 +27,6 @@ def demo(checkout: Path, programs: Path | None = None, **variables: str) -> subp
     return run(checkout, "demo", programs=programs, **variables)
 
 
-# ---------------------------------------------------------------------------------------- bad input
-
-
 def _refused(result: subprocess.CompletedProcess[str], message: str) -> None:
     assert result.returncode == 2, result.stderr
     assert result.stderr.startswith("error: ") and message in result.stderr
@@ -95,8 +92,6 @@ def test_bad_text(checkout: Path, text: Path) -> None:
         (text / name.replace("test", "test_2017")).write_text("zwei\n")
     refused("several test sets (test_2016 test_2017); choose one: TEST=test_2016")
 
-
-# ---------------------------------------------------------------------------------------- the whole recipe
 
 SMALL = {
     "VOCABULARY": "60", "LAYERS": "1", "DRAFTER_LAYERS": "1", "WIDTH": "16", "FFN_WIDTH": "16", "HEADS": "2",

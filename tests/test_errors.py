@@ -49,12 +49,8 @@ def test_errors_without_an_option_or_value(parts: tuple[str, ...], in_program: s
 
 
 def test_options_in_errors_exist() -> None:
-    parsers = [
-        options.get_generation_parser(),
-        options.get_interactive_generation_parser(),
-        options.get_training_parser(),
-        options.get_validation_parser(),
-    ]
+    kinds = ("generation", "interactive_generation", "training", "validation")
+    parsers = [getattr(options, f"get_{kind}_parser")() for kind in kinds]
     for registry in (TASK_REGISTRY, MODEL_REGISTRY, CRITERION_REGISTRY):
         for kind in registry.values():
             parsers.append(ArgumentParser(add_help=False, conflict_handler="resolve"))

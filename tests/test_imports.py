@@ -7,21 +7,8 @@ import grimp
 # Layers from bottom to top; subpackages of a layer may not import each other. A module imports from its own subpackage
 # and from the layers below. The package itself is on top.
 LAYERS = (
-    "version",
-    "help_texts",
-    "process",
-    "errors",
-    "shared",
-    "checkpoint",
-    "data",
-    "models",
-    "decoding",
-    "metrics",
-    "pages",
-    {"benchmarks", "distillation"},
-    {"conversion", "criterions"},
-    "tasks",
-    "api",
+    *("version", "help_texts", "process", "errors", "shared", "checkpoint", "data", "models", "decoding", "metrics"),
+    *("pages", {"benchmarks", "distillation"}, {"conversion", "criterions"}, "tasks", "api"),
     {"serving", "translation"},
 )
 # Also of imports inside functions, without those under `if TYPE_CHECKING`.

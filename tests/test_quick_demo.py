@@ -26,13 +26,8 @@ def test_quick_demo(tmp_path: Path, programs: Path) -> None:
         (tmp_path / "checkpoints" / model).symlink_to(REPOSITORY / "checkpoints" / model)
     done = run(tmp_path, "quick_demo", programs=programs, **SMALL)
     assert done.returncode == 0, done.stdout + done.stderr
-    for decoder, same in (
-        ("greedy", "6 of 6"),
-        ("gad", "6 of 6"),
-        ("gad fixed width", "6 of 6"),
-        ("iad", "6 of 6"),
-        ("gad", "4 of 4"),
-    ):
+    whole = {"greedy": "6 of 6", "gad": "6 of 6", "gad fixed width": "6 of 6", "iad": "6 of 6"}
+    for decoder, same in (*whole.items(), ("gad", "4 of 4")):
         row = rf"^{decoder} +[\d.]+ +{same} +\d+\.\d\d +\d+\.\d +[\d.-]+ +[\d.-]+$"
         assert re.search(row, done.stdout, re.MULTILINE), done.stdout
     assert "epoch 1" in done.stdout and "Finished in" in done.stdout

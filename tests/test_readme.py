@@ -73,7 +73,6 @@ def test_links_exist(page: Path) -> None:
 
 
 def test_the_picture_names_files() -> None:
-    """Files in the picture of the architecture exist, in the folder that its heading names."""
     package = REPOSITORY / "fairseq_plugins"
     picture = (DOCS / "images" / "architecture.svg").read_text(encoding="utf-8")
     files = re.findall(r"[\w./]+\.(?:py|cpp|h)\b", re.sub(r"<(?:svg|style).*?>|http\S+", "", picture))

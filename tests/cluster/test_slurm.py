@@ -172,10 +172,7 @@ if [ "$*" = "--only teacher" ] && [ ! -e interrupted ]; then TRAINING_OPTIONS+="
 
 
 def test_a_chain_of_jobs(cluster: Slurm, programs: Path) -> None:
-    """The page's commands: text, teacher, an array with a GPU a task, the rest.
-
-    The teacher is trained on two nodes, and interrupted as before a time limit.
-    """
+    """The page's commands; the teacher is trained on two nodes, and interrupted as before a time limit."""
     folder = cluster.folder
     models, log = folder / "checkpoints/tiny.en-de", folder / "checkpoints/tiny.en-de/logs/teacher1.log"
     shutil.copytree(REPOSITORY / "train_scripts", folder / "train_scripts")

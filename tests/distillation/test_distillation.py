@@ -114,9 +114,6 @@ def test_samples_depend_on_the_seed_alone(corpus: Corpus, tmp_path: Path) -> Non
     assert found["parts"] == found["whole"] != found["other"]
 
 
-# Shards and resuming
-
-
 def test_two_processes_share_the_work(corpus: Corpus, greedy: Path, programs: Path, tmp_path: Path) -> None:
     command = [str(programs / "spec-dec-distill"), "decode", str(corpus.data), "--path", str(corpus.verifier), "--cpu"]
     command += ["--output", str(tmp_path), "--decoder", "greedy", "--workers", "2"]
@@ -159,9 +156,7 @@ def test_each_shard_is_taken_once() -> None:
     assert find_worker({"RANK": "3"}) == Worker()
 
 
-def test_worker_waits_for_shards_held_by_others(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_worker_waits_for_held_shards(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Shard 1 is held by a process that ends without finishing it; another one takes it over."""
     held, taken = {1}, {0}
     monkeypatch.setattr("fairseq_plugins.shared.workers.time.sleep", lambda seconds: held.clear())
@@ -176,9 +171,6 @@ def test_worker_waits_for_shards_held_by_others(
     held.add(1)
     with pytest.raises(HeldByAnother, match="shard 1: another process writes it"):
         list(take_shards(Worker(), 2, taken.__contains__, begin))
-
-
-# Merging
 
 
 def _ids(folder: Path, subset: str, language: str) -> list[list[int]]:
@@ -250,9 +242,6 @@ def test_sources_too_long_for_the_teacher(corpus: Corpus, tmp_path: Path) -> Non
     }
 
 
-# Bad input
-
-
 def refused(message: str, capsys: pytest.CaptureFixture[str], *argv: str) -> None:
     """Check that a command ends with this one-line error."""
     capsys.readouterr()
@@ -313,9 +302,7 @@ def test_shards_that_were_moved_to_another_disk(
     refused("dangling: is there already", capsys, *merge, tmp_path / "dangling")
 
 
-def test_shards_of_something_else(
-    corpus: Corpus, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shards_of_other_text(corpus: Corpus, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     decode_again = ["decode", corpus.data, "--output", copy, "--cpu"]
     path = ["--path", corpus.verifier]
     refused("was made from another decoder; ", capsys, *decode_again, *path)

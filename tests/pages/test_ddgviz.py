@@ -84,9 +84,6 @@ def test_iterates_are_those_of_the_model_run_by_fairseq(seed: int) -> None:
         guess = torch.tensor([predicted])
 
 
-# --------------------------------------------------------------------------------------------------- the graph
-
-
 def make_trace(final_at: list[int]) -> JacobiTrace:
     """A trace by hand: a token is predicted from the iteration on in which it becomes final."""
     size, rows = len(final_at), range(1, max(final_at) + 1)
@@ -111,8 +108,6 @@ def test_groups_and_edges_by_hand() -> None:
     assert solved.groups == [[0, 1], [2], [3, 4, 5]]
     assert solved.edges == [(SOURCE, 0), (SOURCE, 1), (0, 2), (1, 2), (2, 3), (2, 4), (2, 5)]
 
-
-# ---------------------------------------------------------------------------------------------------- the page
 
 ARABIC = "▁كيف ▁حال ك ▁اليوم ▁يا ▁صديق ي ؟ </s>"
 HEBREW = "▁שלום ▁עול ם , ▁מה ▁שלומ ך </s>"
@@ -151,9 +146,6 @@ def test_tokens_cannot_break_the_page() -> None:
     record = json.loads(data[1])[0]
     assert record["labels"] == sentence.labels
     assert record["edges"] == [list(edge) for edge in sentence.trace.edges]
-
-
-# ------------------------------------------------------------------------------------------------- the command
 
 
 @pytest.fixture(autouse=True)

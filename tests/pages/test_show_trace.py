@@ -29,9 +29,6 @@ def embedded(html: str, name: str) -> list[Any]:
     return [json.loads(line) for line in text.split("\n")] if text else []
 
 
-# ------------------------------------------------------------------------------------------------------- errors
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -57,9 +54,6 @@ def test_one_line_errors(tmp_path: Path, capsys: pytest.CaptureFixture, argv: li
     assert len(err.splitlines()) == 1
     assert f"error: {tmp_path}/"[:7] in err and message.format(folder=tmp_path) in err
     assert not list(tmp_path.rglob("*.html"))
-
-
-# ---------------------------------------------------------------------------------------------------- the page
 
 
 def test_page_holds_everything(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

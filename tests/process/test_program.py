@@ -75,11 +75,7 @@ own()
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("first", ["gc.set_threshold(10**9)", "import torch, fairseq.options; gc.disable()"])
 def test_what_a_program_owns_is_unchanged(first: str, tmp_path: Path) -> None:
-    """Also of a program that has imported fairseq before, and collects no garbage.
-
-    Young garbage does not count as old, which a program collects rarely. Nothing is printed of fairseq and Hydra, and
-    errors keep their traceback.
-    """
+    """Young garbage stays young. Nothing is printed of fairseq and Hydra, and errors keep their traceback."""
     FAMILIES["m2m"].save(tmp_path)
     program = f"import json, weakref\n{STATE}{first}\n{PROGRAM}"
     command = [sys.executable, "-c", program, json.dumps(arguments(FAMILIES["m2m"], tmp_path), default=str)]

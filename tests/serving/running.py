@@ -18,6 +18,12 @@ from tests.support import REPOSITORY
 FOLDER = REPOSITORY / "checkpoints" / "multi30k.en-de"
 
 
+def request(path: str, body: bytes) -> bytes:
+    """Return a request with a body of JSON."""
+    headers = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    return f"POST {path} HTTP/1.1\r\n{headers}\r\n\r\n".encode() + body
+
+
 class Client:
     """Requests to a server at 127.0.0.1."""
 
@@ -69,12 +75,8 @@ class Client:
 
     def send(self, path: str, body: Any) -> socket.socket:
         """Send a request, and return the open connection."""
-        data = json.dumps(body).encode()
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-        )
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=60)
-        connection.sendall(head.encode() + data)
+        connection.sendall(request(path, json.dumps(body).encode()))
         return connection
 
     def wait_until(self, condition: Any, seconds: float = 500) -> None:

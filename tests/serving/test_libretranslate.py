@@ -24,9 +24,8 @@ def model(client: Client, served: ServedModel) -> Model:
 def test_text_is_cut_into_sentences_and_keeps_its_line_breaks(client: Client, model: Model, as_form: bool) -> None:
     asked = {"q": TEXT, "source": "en", "target": "de", "format": "text"}
     answer = client.post("/translate", form=asked) if as_form else client.post("/translate", asked)
-    first, second, third = model.translate(
-        ["A man is riding a bicycle.", "Two dogs play in the snow.", "People watch them."]
-    )
+    sentences = ["A man is riding a bicycle.", "Two dogs play in the snow.", "People watch them."]
+    first, second, third = model.translate(sentences)
     assert answer == {"translatedText": f"{first}\n\n{second} {third}\n"}
 
 

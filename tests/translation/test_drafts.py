@@ -39,10 +39,7 @@ def test_options_that_contradict_drafts(text: Path, capsys: pytest.CaptureFixtur
     for options, message in (
         (["--decoder", "greedy", "--drafts", str(text)], "--drafts: is for --decoder reuse, not greedy; leave one"),
         (["--drafts", str(text.parent / "none")], "/none: no such file"),
-        (
-            ["--decoder", "gad", "--memory", "memory"],
-            "--memory: is for --decoder reuse, not gad; leave one of them out",
-        ),
+        (["--decoder", "gad", "--memory", "memory"], "--memory: is for --decoder reuse, not gad; leave one of them"),
         (["--memory-add"], "--memory-add: adds to a memory; give --memory FOLDER"),
     ):
         assert translate(text, *options) == 2

@@ -19,13 +19,7 @@ from fairseq_plugins.translation import cli, output_shards
 from tests.support import REPOSITORY
 
 MODEL = str(REPOSITORY / "checkpoints" / "multi30k.en-de")
-LINES = [
-    "Two dogs play.",
-    "A man is riding a bicycle on the street.",
-    "",
-    "People",
-    "A child in a red shirt\u2028runs.",
-]
+LINES = ["Two dogs play.", "A man is riding a bicycle on the street.", "", "Men", "A child in a red shirt\u2028runs."]
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +167,6 @@ def test_a_line_that_was_too_long_before_the_interruption(
 def test_other_dictionaries_or_subwords_are_refused(
     text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A translation that was begun does not go on with dictionaries or subwords of another model."""
     model = text.parent / "multi30k.en-de"
     shutil.copytree(MODEL, model)
     monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "2")
@@ -247,9 +240,7 @@ def test_parts_that_a_job_left(
     assert not (text.parent / "out.parts").exists()
 
 
-def test_one_process_goes_on_with_the_parts_of_three(
-    text: Path, expected: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_process_goes_on_after_three(text: Path, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "3")
     assert translate(text) == 0
     monkeypatch.delenv("SLURM_ARRAY_TASK_COUNT")
