@@ -1,6 +1,7 @@
 """LibreTranslate's interface (its API documentation): clients of LibreTranslate work unchanged."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import parse_qsl
 
 from babel import Locale
 from fastapi import APIRouter, Request
@@ -82,8 +83,16 @@ def named(code: str) -> dict[str, str]:
 async def _read(request: Request) -> TranslateRequest:
     """Return the fields of a request in JSON, or in a form."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind in ("application/x-www-form-urlencoded", "multipart/form-data"):
-        values: Any = dict(await request.form())
+    values: Any
+    if kind == "multipart/form-data":
+        values = dict(await request.form())
+    elif kind == "application/x-www-form-urlencoded":
+        # Not request.form(), which reads characters that are not escaped, as `curl -d` sends them, as Latin-1.
+        try:
+            form = (await request.body()).decode()
+            values = dict(parse_qsl(form, keep_blank_values=True, errors="strict"))
+        except UnicodeDecodeError as error:
+            raise RequestError(400, f"the form is not UTF-8: {error}") from None
     else:
         body = await request.body()
         try:

@@ -29,6 +29,17 @@ def test_text_is_cut_into_sentences_and_keeps_its_line_breaks(client: Client, mo
     assert answer == {"translatedText": f"{first}\n\n{second} {third}\n"}
 
 
+def test_form_as_curl_sends_it(client: Client, model: Model) -> None:
+    """`curl -d` leaves all characters as they are, in UTF-8."""
+    form: dict[str, Any] = {"Content_Type": "application/x-www-form-urlencoded"}
+    text = "Männer über Straße."
+    assert model.translate(text) != model.translate(text.encode().decode("latin-1"))
+    answer = client.post("/translate", f"q={text}&source=en&target=de".encode(), **form)
+    assert answer == {"translatedText": model.translate(text)}
+    status, _, refused = client.ask("POST", "/translate", "q=café&target=de".encode("latin-1"), **form)
+    assert status == 400 and refused["error"].startswith("the form is not UTF-8: ")
+
+
 def test_several_texts_languages_and_alternatives(client: Client, model: Model) -> None:
     texts = ["A man is riding a bicycle.", "", "Two dogs play in the snow."]
     answer = client.post("/translate", {"q": texts, "target": "de", "alternatives": 2})
