@@ -236,8 +236,8 @@ def build_device_guard(folder: Path) -> None:
 
 
 def load_device_guard(folder: Path) -> None:
-    """Load what `build_device_guard` has built; without effect where PyTorch knows of GPUs."""
-    if not torch.backends.cuda.is_built():
+    """Load what `build_device_guard` has built, in place of that of PyTorch for CUDA; without effect beside a GPU."""
+    if not torch.cuda.is_available():
         torch.ops.load_library(folder / "guard.so")
 
 
