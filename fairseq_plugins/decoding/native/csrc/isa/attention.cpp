@@ -31,10 +31,14 @@ void softmax(float* scores, int64_t slots, int64_t last) {
 template <int ROWS, int PANELS>
 void weighted_sum(const float* weights, int64_t row_stride, int64_t slots, const float* values, int64_t stride,
                   int begin, int width, float* out, int64_t out_stride) {
-    const auto next_columns = [](int64_t) { return PANELS * PANEL * sizeof(float); };
     for (; begin + PANELS * PANEL <= width; begin += PANELS * PANEL) {
+        const auto prefetch_next_columns = [&](int64_t slot) {
+            for (int panel = PANELS; panel < 2 * PANELS; ++panel) {
+                __builtin_prefetch(values + begin + slot * stride + panel * PANEL);
+            }
+        };
         multiply_panels<ROWS, PANELS>(
-            weights, row_stride, 1, slots, values + begin, PANEL, stride, next_columns,
+            weights, row_stride, 1, slots, values + begin, PANEL, stride, prefetch_next_columns,
             [&](int row, int v, Vector sums) { store(out + row * out_stride + begin + v * LANES, sums); });
     }
     if constexpr (PANELS > 1) {

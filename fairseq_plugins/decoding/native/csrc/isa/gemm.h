@@ -61,15 +61,6 @@ std::vector<Number> pack_panels(const Weight& weight, const Convert& convert) {
     return numbers;
 }
 
-// Calls `run(begin, count)` for blocks of outputs in whole panels that stay in the second-level cache while all rows
-// are multiplied. bytes: of an output.
-template <typename Run>
-void for_each_panel_block(int64_t bytes, int outputs, const Run& run) {
-    constexpr int64_t BLOCK_BYTES = 1 << 16, MIN_PANELS = 4;
-    const int block = PANEL * static_cast<int>(std::max(BLOCK_BYTES / (bytes * PANEL), MIN_PANELS));
-    for (int begin = 0; begin < outputs; begin += block) run(begin, std::min(block, outputs - begin));
-}
-
 // Number of panels whose accumulators for ROWS rows fit in registers.
 template <int ROWS, int FITTING = ACCUMULATORS / (ROWS * (PANEL / LANES))>
 constexpr int PANELS_OF = FITTING >= 4   ? 4
@@ -104,33 +95,78 @@ inline bool has_vector_epilogue(const Target& target) {
     return target.activation == Activation::NONE || target.activation == Activation::RELU;
 }
 
-// Bytes from weights to those to prefetch, which are so far ahead that memory delivers them in time, and near enough
-// for the first-level cache. In each step PANELS panels of `steps` steps are read side by side, STEP_BYTES of each.
-template <int PANELS, int STEP_BYTES>
-__attribute__((always_inline)) inline int64_t prefetch_distance(int64_t step, int64_t steps) {
-    constexpr int64_t AHEAD_BYTES = 12 << 10, AHEAD = AHEAD_BYTES / (PANELS * STEP_BYTES);
-    // After the last step come the next panels.
-    return STEP_BYTES * (step + AHEAD < steps ? AHEAD : AHEAD + (PANELS - 1) * steps);
+// Prefetches weights a little before they are read: so far ahead that memory delivers them in time, and near enough for
+// the first-level cache.
+struct PrefetchOwn {
+    // Returns what a kernel calls in each of `steps` steps, which read STEP_BYTES of PANELS panels side by side.
+    template <int ROWS, int PANELS, int STEP_BYTES>
+    auto start(const void* panels, int64_t steps) const {
+        return [panels, steps](int64_t step) __attribute__((always_inline)) {
+            constexpr int64_t AHEAD_BYTES = 12 << 10, AHEAD = AHEAD_BYTES / (PANELS * STEP_BYTES);
+            // After the last step come the next panels.
+            const int64_t from = step + (step + AHEAD < steps ? AHEAD : AHEAD + (PANELS - 1) * steps);
+            for (int panel = 0; panel < PANELS; ++panel) {
+                __builtin_prefetch(static_cast<const char*>(panels) + (panel * steps + from) * STEP_BYTES);
+            }
+        };
+    }
+};
+
+// Prefetches the block of panels after the one that `rows` rows are multiplied by, into the second-level cache. All of
+// their steps share the work: a core waits for memory that is asked for more than it delivers.
+struct PrefetchNext {
+    const char* next;
+    int64_t rows;
+
+    template <int ROWS, int PANELS, int STEP_BYTES>
+    auto start(const void*, int64_t) {
+        const int64_t bytes = std::max<int64_t>(ROWS * PANELS * STEP_BYTES / rows, 1);
+        return [this, bytes](int64_t) __attribute__((always_inline)) {
+            __builtin_prefetch(next, 0, 2);
+            next += bytes;
+        };
+    }
+};
+
+// Calls `run(row, count, first, outputs, prefetch)` for blocks of at most MOST rows and blocks of outputs in whole
+// panels, which stay in the second-level cache while all rows are multiplied; `count` is an integral constant. bytes:
+// of an output.
+template <int MOST, typename Run>
+void by_panels(const void* weight, int64_t bytes, int64_t rows, int outputs, const Run& run) {
+    if (rows <= MOST) {
+        return by_rows<MOST>(rows, [&](int64_t row, auto count) { run(row, count, 0, outputs, PrefetchOwn()); });
+    }
+    constexpr int64_t BLOCK_BYTES = 1 << 16, MIN_PANELS = PANELS_OF<MOST / 2>;
+    const int block = PANEL * static_cast<int>(std::max(BLOCK_BYTES / (bytes * PANEL), MIN_PANELS));
+    for (int first = 0; first < outputs; first += block) {
+        const int last = std::min(first + block, outputs);
+        // After the last block, prefetch cached weights.
+        const int next = last < outputs ? last : first;
+        const char* from = static_cast<const char*>(weight) + next * bytes;
+        const int64_t next_bytes = (std::min(next + block, outputs) - next) * bytes;
+        by_rows<MOST>(rows, [&](int64_t row, auto count) {
+            // Several blocks have at least half of MOST rows each.
+            if constexpr (count >= MOST / 2) {
+                run(row, count, first, last - first, PrefetchNext{from + next_bytes * row / rows, rows});
+            }
+        });
+    }
 }
 
 // Multiplies ROWS rows of x by PANELS panels of a weight. put(row, v, sums) receives vector v of the results of a row.
-// Strides: between rows of x and their values, between panels, and between the inputs of a panel. prefetched(i): how
-// many bytes after the weights of input i to prefetch.
-template <int ROWS, int PANELS, typename Number, typename Prefetched, typename Put>
+// Strides: between rows of x and their values, between panels, and between the inputs of a panel. prefetch(i) is called
+// for each input.
+template <int ROWS, int PANELS, typename Number, typename Prefetch, typename Put>
 __attribute__((always_inline)) inline void multiply_panels(const float* x, int64_t row_stride, int64_t value_stride,
                                                            int64_t inputs, const Number* panels, int64_t panel_stride,
-                                                           int64_t input_stride, const Prefetched& prefetched,
+                                                           int64_t input_stride, const Prefetch& prefetch,
                                                            const Put& put) {
     constexpr int VECTORS = PANELS * PANEL / LANES, IN_PANEL = PANEL / LANES;
-    // For one row of float32 the processor's own prefetching is faster.
-    constexpr bool PREFETCHES = ROWS > 1 || sizeof(Number) < sizeof(float);
     Vector sums[ROWS][VECTORS] = {};
     for (int64_t i = 0; i < inputs; ++i) {
-        const int64_t ahead = prefetched(i);
+        prefetch(i);
         const auto weight = [&](int v) {
-            const Number* from = panels + v / IN_PANEL * panel_stride + i * input_stride + v % IN_PANEL * LANES;
-            if (PREFETCHES && v % IN_PANEL == 0) __builtin_prefetch(reinterpret_cast<const char*>(from) + ahead);
-            return load(from);
+            return load(panels + v / IN_PANEL * panel_stride + i * input_stride + v % IN_PANEL * LANES);
         };
         // Keep the smaller operand in registers.
         if constexpr (ROWS < VECTORS) {

@@ -11,17 +11,16 @@ namespace {
 inline bool converts_narrow() { return __builtin_cpu_is("amd"); }
 
 // Does the same as `multiply_panels<1, PANELS>` in 256-bit vectors: equal sums, bit by bit.
-template <int PANELS, typename Put>
+template <int PANELS, typename Prefetch, typename Put>
 __attribute__((always_inline)) inline void multiply_panels_narrow(const float* x, int64_t inputs, const Half* panels,
-                                                                  const Put& put) {
+                                                                  const Prefetch& prefetch, const Put& put) {
     constexpr int HALF = LANES / 2;
     __m256 sums[PANELS][2] = {};
     for (int64_t i = 0; i < inputs; ++i) {
         const __m256 value = _mm256_set1_ps(x[i]);
-        const int64_t ahead = prefetch_distance<PANELS, PANEL * sizeof(Half)>(i, inputs);
+        prefetch(i);
         for (int v = 0; v < PANELS; ++v) {
             const Half* panel = panels + v * inputs * PANEL + i * PANEL;
-            __builtin_prefetch(reinterpret_cast<const char*>(panel) + ahead);
             for (int half = 0; half < 2; ++half) {
                 const auto* from = reinterpret_cast<const __m128i*>(panel + half * HALF);
                 const __m256 weights = _mm256_cvtph_ps(_mm_loadu_si128(from));
@@ -37,26 +36,25 @@ __attribute__((always_inline)) inline void multiply_panels_narrow(const float* x
 
 // Multiplies ROWS rows by PANELS panels with the vectors that suit the processor. x: [ROWS][inputs], and of more than
 // MAX_ROWS rows [inputs][ROWS], which are too many for the addresses in registers and the ways of a cache.
-template <int ROWS, int PANELS, typename Number, typename Put>
+template <int ROWS, int PANELS, typename Number, typename Prefetch, typename Put>
 __attribute__((always_inline)) inline void multiply(const float* x, int64_t inputs, const Number* panels,
-                                                    const Put& put) {
+                                                    const Prefetch& prefetch, const Put& put) {
 #ifdef __AVX512F__
     if constexpr (ROWS == 1 && std::is_same_v<Number, Half>) {
-        if (converts_narrow()) return multiply_panels_narrow<PANELS>(x, inputs, panels, put);
+        if (converts_narrow()) return multiply_panels_narrow<PANELS>(x, inputs, panels, prefetch, put);
     }
 #endif
-    const auto prefetched = [&](int64_t i) { return prefetch_distance<PANELS, PANEL * sizeof(Number)>(i, inputs); };
     if constexpr (ROWS > MAX_ROWS) {
-        multiply_panels<ROWS, PANELS>(x, 1, ROWS, inputs, panels, inputs * PANEL, PANEL, prefetched, put);
+        multiply_panels<ROWS, PANELS>(x, 1, ROWS, inputs, panels, inputs * PANEL, PANEL, prefetch, put);
     } else {
-        multiply_panels<ROWS, PANELS>(x, inputs, 1, inputs, panels, inputs * PANEL, PANEL, prefetched, put);
+        multiply_panels<ROWS, PANELS>(x, inputs, 1, inputs, panels, inputs * PANEL, PANEL, prefetch, put);
     }
 }
 
-// Multiplies ROWS rows by a block of panels, which stays in the first-level cache for further rows.
-template <typename Number, int ROWS>
+// Multiplies ROWS rows by a block of panels.
+template <int ROWS, typename Number, typename Prefetch>
 __attribute__((noinline)) void multiply_panel_block(const Number* weight, const float* bias, int inputs, const float* x,
-                                                    int outputs, const Target& target) {
+                                                    int outputs, const Target& target, Prefetch prefetch) {
     constexpr int PANELS = PANELS_OF<ROWS>;
     const int64_t size = inputs;
     float result[ROWS][PANELS * PANEL];
@@ -70,7 +68,13 @@ __attribute__((noinline)) void multiply_panel_block(const Number* weight, const 
         const int columns = std::min(outputs - begin, COUNT * PANEL);
         const bool is_whole = is_plain && columns == COUNT * PANEL;
         const float* own_bias = bias ? bias + begin : nullptr;
-        multiply<ROWS, COUNT>(x, size, weight + begin * size, [&](int row, int v, Vector sums) {
+        const Number* first = weight + begin * size;
+        const auto prefetch_step = prefetch.template start<ROWS, COUNT, PANEL * sizeof(Number)>(first, size);
+        const auto prefetch_input = [&](int64_t i) {
+            // For one row of float32 the processor's own prefetching is faster.
+            if (ROWS > 1 || sizeof(Number) < sizeof(float)) prefetch_step(i);
+        };
+        multiply<ROWS, COUNT>(x, size, first, prefetch_input, [&](int row, int v, Vector sums) {
             if (is_whole) {
                 vector_epilogue(sums, own_bias ? own_bias + v * LANES : nullptr, is_relu, add,
                                 results + row * stride + begin + v * LANES);
@@ -98,7 +102,7 @@ void multiply_in_one_pass(const Number* weight, const float* bias, int inputs, c
     }
     with_count<ONE_PASS_ROWS>(rows, [&](auto count) {
         if constexpr (count > MAX_ROWS) {
-            multiply_panel_block<Number, count>(weight, bias, inputs, interleaved.data(), outputs, target);
+            multiply_panel_block<count>(weight, bias, inputs, interleaved.data(), outputs, target, PrefetchOwn());
         }
     });
 }
@@ -112,13 +116,12 @@ void multiply_in_panels(const Number* weight, const float* bias, int inputs, con
     if (rows > MAX_ROWS && rows <= ONE_PASS_ROWS && bytes > CACHED_BYTES) {
         return multiply_in_one_pass(weight, bias, inputs, x, rows, outputs, target);
     }
-    for_each_panel_block(inputs * sizeof(Number), outputs, [&](int from, int count) {
-        by_rows<MAX_ROWS>(rows, [&](int64_t row, auto block) {
-            multiply_panel_block<Number, block>(weight + static_cast<int64_t>(from) * inputs,
-                                                bias ? bias + from : nullptr, inputs, x + row * inputs, count,
-                                                target.at(row, from));
-        });
-    });
+    by_panels<MAX_ROWS>(weight, inputs * sizeof(Number), rows, outputs,
+                        [&](int64_t row, auto block, int first, int count, auto prefetch) {
+                            multiply_panel_block<block>(weight + static_cast<int64_t>(first) * inputs,
+                                                        bias ? bias + first : nullptr, inputs, x + row * inputs, count,
+                                                        target.at(row, first), prefetch);
+                        });
 }
 
 template <typename Number>

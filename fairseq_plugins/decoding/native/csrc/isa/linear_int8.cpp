@@ -12,26 +12,15 @@ namespace {
 constexpr int GROUP = 4;  // inputs that one instruction multiplies and sums
 
 // x86 processors multiply unsigned by signed bytes, but inputs are quantized to -127 .. 127. With VNNI, which sums four
-// products in 32 bits, a zero point of 128 makes them unsigned. Without it, their signs move to the weights, so that
-// two products, at most 2 * 127 * 127, fit 16 bits.
+// products in 32 bits, a zero point of 128 makes them unsigned. Without it, the weights' signs move to the inputs, so
+// that two products, at most 2 * 127 * 127, fit 16 bits.
 #ifdef SPEC_DEC_VNNI
 constexpr int ZERO_POINT = 128;
 #else
 constexpr int ZERO_POINT = 0;
 #endif
 
-// Whether each group of quantized inputs is followed by its magnitudes.
-#if defined(__AVX2__) && !defined(SPEC_DEC_VNNI)
-constexpr bool HAS_MAGNITUDES = true;
-#else
-constexpr bool HAS_MAGNITUDES = false;
-#endif
-constexpr int STEP = HAS_MAGNITUDES ? 2 * GROUP : GROUP;  // bytes of a group of inputs
-
 constexpr int whole_groups(int inputs) { return (inputs + GROUP - 1) / GROUP * GROUP; }
-
-// Bytes of a quantized row that come before the group of an input; of whole groups of inputs, their size.
-constexpr int64_t bytes_before(int input) { return static_cast<int64_t>(input / GROUP) * STEP; }
 
 inline Integers splat_group(const uint8_t* from) {
     int32_t group;
@@ -40,20 +29,20 @@ inline Integers splat_group(const uint8_t* from) {
 }
 
 // Adds the products of four weights and a group of inputs to each lane of `sums`.
-inline Integers add_products(Integers sums, Integers inputs, [[maybe_unused]] Integers magnitudes, Integers weights) {
+inline Integers add_products(Integers sums, Integers inputs, Integers weights) {
 #if defined(__AVX512VNNI__)
     return (Integers)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)inputs, (__m512i)weights);
 #elif defined(__AVXVNNI__)
     return (Integers)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)inputs, (__m256i)weights);
 #elif defined(__AVX512BW__)
-    const __m512i w = (__m512i)weights;
-    const __mmask64 is_negative = _mm512_movepi8_mask((__m512i)inputs);
-    const __m512i signed_weights = _mm512_mask_sub_epi8(w, is_negative, _mm512_setzero_si512(), w);
-    const __m512i pairs = _mm512_maddubs_epi16((__m512i)magnitudes, signed_weights);
+    const __m512i x = (__m512i)inputs;
+    const __mmask64 is_negative = _mm512_movepi8_mask((__m512i)weights);
+    const __m512i signed_inputs = _mm512_mask_sub_epi8(x, is_negative, _mm512_setzero_si512(), x);
+    const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8((__m512i)weights), signed_inputs);
     return sums + (Integers)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
 #elif defined(__AVX2__)
-    const __m256i signed_weights = _mm256_sign_epi8((__m256i)weights, (__m256i)inputs);
-    const __m256i pairs = _mm256_maddubs_epi16((__m256i)magnitudes, signed_weights);
+    const __m256i signed_inputs = _mm256_sign_epi8((__m256i)inputs, (__m256i)weights);
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)weights), signed_inputs);
     return sums + (Integers)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 #elif defined(__ARM_FEATURE_DOTPROD)
     return (Integers)vdotq_s32((int32x4_t)sums, (int8x16_t)weights, (int8x16_t)inputs);
@@ -76,16 +65,10 @@ inline void store_groups(uint8_t* to, Integers values, int count) {
     const __m128i words = _mm_packs_epi32(low, high);
     const __m128i bytes = ZERO_POINT ? _mm_packus_epi16(words, words) : _mm_packs_epi16(words, words);
 #endif
-    __m128i groups[2] = {bytes, bytes};
-    if (HAS_MAGNITUDES) {
-        const __m128i magnitudes = _mm_abs_epi8(bytes);
-        groups[0] = _mm_unpacklo_epi32(bytes, magnitudes);
-        groups[1] = _mm_unpackhi_epi32(bytes, magnitudes);
-    }
     if (count == LANES) {
-        std::memcpy(to, groups, bytes_before(LANES));
+        std::memcpy(to, &bytes, LANES);
     } else {
-        std::memcpy(to, groups, bytes_before(count));
+        std::memcpy(to, &bytes, count);
     }
 #else
     for (int lane = 0; lane < count; ++lane) to[lane] = static_cast<uint8_t>(values[lane]);
@@ -112,25 +95,23 @@ float quantize_row(const float* x, int inputs, uint8_t* quantized) {
         // Clamping also maps NaN and infinity into the range.
         const Vector raised = value > -127 ? value : splat(-127), bounded = raised < 127 ? raised : splat(127);
         const Integers rounded = (Integers)(bounded + splat(ROUNDER)) - (Integers)splat(ROUNDER) + ZERO_POINT;
-        store_groups(quantized + bytes_before(i), rounded, std::min(LANES, whole_groups(inputs) - i));
+        store_groups(quantized + i, rounded, std::min(LANES, whole_groups(inputs) - i));
     }
     return largest / 127 + reduce_sum(nan);
 }
 
 // Quantized rows, which all threads of a product share.
 struct QuantizedRows {
-    const int size;  // inputs, in whole groups
+    const int64_t size;  // inputs, in whole groups
     std::vector<uint8_t, Uninitialized<uint8_t>> numbers;
     std::vector<float> scales;
 
     QuantizedRows(const float* x, int64_t rows, int inputs)
-        : size(whole_groups(inputs)), numbers(rows * row_bytes()), scales(rows) {
+        : size(whole_groups(inputs)), numbers(rows * size), scales(rows) {
         for (int64_t row = 0; row < rows; ++row) {
-            scales[row] = quantize_row(x + row * inputs, inputs, numbers.data() + row * row_bytes());
+            scales[row] = quantize_row(x + row * inputs, inputs, numbers.data() + row * size);
         }
     }
-
-    int64_t row_bytes() const { return bytes_before(size); }
 };
 
 // Values are padded to whole panels.
@@ -143,12 +124,12 @@ struct Int8Weight {
 };
 
 // Computes outputs of ROWS quantized rows of `size` inputs. They begin with the panel `first`, the first of `target`.
-template <int ROWS>
-__attribute__((noinline)) void multiply_int8_block(const Int8Weight& weight, const float* bias, int size, int64_t first,
-                                                   int outputs, const uint8_t* x, const float* row_scales,
-                                                   const Target& target) {
+template <int ROWS, typename Prefetch>
+__attribute__((noinline)) void multiply_int8_block(const Int8Weight& weight, const float* bias, int64_t size,
+                                                   int64_t first, int outputs, const uint8_t* x,
+                                                   const float* row_scales, const Target& target, Prefetch prefetch) {
     constexpr int IN_PANEL = PANEL / LANES, PANELS = PANELS_OF<ROWS>, VECTORS = PANELS * IN_PANEL;
-    const int64_t panel_bytes = static_cast<int64_t>(size) * PANEL, row_bytes = bytes_before(size);
+    const int64_t panel_bytes = size * PANEL;
     // Copies, which the compiler keeps in registers.
     const bool is_plain = has_vector_epilogue(target), is_relu = target.activation == Activation::RELU,
                add = target.add;
@@ -156,24 +137,21 @@ __attribute__((noinline)) void multiply_int8_block(const Int8Weight& weight, con
         constexpr int COUNT = decltype(vectors)::value;
         const int64_t panel = first + begin / PANEL;
         const int8_t* numbers = weight.numbers.data() + panel * panel_bytes;
+        const auto prefetch_step =
+            prefetch.template start<ROWS, COUNT / IN_PANEL, PANEL * GROUP>(numbers, size / GROUP);
         Integers sums[ROWS][COUNT] = {};
-        for (int i = 0; i < size; i += GROUP) {
-            // One row is multiplied so fast that only the next panels are far enough.
-            const int64_t ahead = ROWS == 1
-                                      ? COUNT / IN_PANEL * panel_bytes
-                                      : prefetch_distance<COUNT / IN_PANEL, PANEL * GROUP>(i / GROUP, size / GROUP);
+        for (int64_t i = 0; i < size; i += GROUP) {
+            if (ROWS > 1) prefetch_step(i / GROUP);
             Integers weights[COUNT];
             for (int v = 0; v < COUNT; ++v) {
                 const int8_t* from = numbers + v / IN_PANEL * panel_bytes + i * PANEL;
                 weights[v] = *reinterpret_cast<const Integers*>(from + v % IN_PANEL * LANES * GROUP);
-                if (v % IN_PANEL == 0) __builtin_prefetch(from + ahead);
+                // One row is multiplied so fast that only the next panels are far enough.
+                if (ROWS == 1 && v % IN_PANEL == 0) __builtin_prefetch(from + COUNT / IN_PANEL * panel_bytes);
             }
             for (int row = 0; row < ROWS; ++row) {
-                const uint8_t* group = x + row * row_bytes + bytes_before(i);
-                const Integers inputs = splat_group(group);
-                const Integers magnitudes = HAS_MAGNITUDES ? splat_group(group + GROUP) : inputs;
-                for (int v = 0; v < COUNT; ++v)
-                    sums[row][v] = add_products(sums[row][v], inputs, magnitudes, weights[v]);
+                const Integers inputs = splat_group(x + row * size + i);
+                for (int v = 0; v < COUNT; ++v) sums[row][v] = add_products(sums[row][v], inputs, weights[v]);
             }
         }
         const float* own_bias = bias ? bias + begin : nullptr;
@@ -264,13 +242,14 @@ public:
         const QuantizedRows quantized(x, rows, inputs);
         // int8 takes at most half the time of float32.
         parallel_outputs(*this, rows, first, last, 2, [&](int begin, int end) {
-            for_each_panel_block(quantized.size, end - begin, [&](int from, int count) {
-                by_rows<MAX_ROWS>(rows, [&](int64_t row, auto block) {
-                    multiply_int8_block<block>(weight, bias_at(begin + from), quantized.size, (begin + from) / PANEL,
-                                               count, quantized.numbers.data() + row * quantized.row_bytes(),
-                                               quantized.scales.data() + row, target.at(row, begin - first + from));
-                });
-            });
+            const auto* panels = weight.numbers.data() + begin * quantized.size;
+            by_panels<MAX_ROWS>(panels, quantized.size, rows, end - begin,
+                                [&](int64_t row, auto block, int from, int count, auto prefetch) {
+                                    multiply_int8_block<block>(
+                                        weight, bias_at(begin + from), quantized.size, (begin + from) / PANEL, count,
+                                        quantized.numbers.data() + row * quantized.size, quantized.scales.data() + row,
+                                        target.at(row, begin - first + from), prefetch);
+                                });
         });
     }
 
@@ -279,11 +258,11 @@ public:
     // the products, and what is lost of numbers that are too small. Of large ones, a sum may overflow in one order
     // only.
     float error_bound(const float* x) const override {
-        std::vector<uint8_t> quantized(bytes_before(whole_groups(inputs)));
+        std::vector<uint8_t> quantized(whole_groups(inputs));
         const float scale = quantize_row(x, inputs, quantized.data());
         double squares = 0, errors = 0;
         for (int i = 0; i < inputs; ++i) {
-            const uint8_t number = quantized[bytes_before(i) + i % GROUP];
+            const uint8_t number = quantized[i];
             const double value = x[i],
                          error = value - static_cast<double>(scale) * static_cast<int8_t>(number - ZERO_POINT);
             squares += value * value;
