@@ -211,6 +211,7 @@ inline void multiply_tiles(int to, int a, int b) {
     emulated::signs<int32_t>(emulated::each<int32_t>(a, b, [](int32_t x, int32_t y) { return (x & y) != 0 ? -1 : 0; }))
 #define _mm512_movepi8_mask(a) emulated::signs<int8_t>(a)
 #define _mm512_mask_sub_epi8(a, mask, zero, b) emulated::negated_where(mask, a)
+#define _mm512_abs_epi8(a) emulated::negated_where(emulated::signs<int8_t>(a), a)
 #define _mm512_maddubs_epi16(a, b) emulated::dot<uint8_t, int8_t, int16_t, true>(__m512i(), a, b)
 #define _mm512_madd_epi16(a, b) emulated::dot<int16_t, int16_t, int32_t, false>(__m512i(), a, b)
 #define _mm512_dpbusd_epi32(sums, a, b) emulated::dot<uint8_t, int8_t, int32_t, false>(sums, a, b)
