@@ -70,11 +70,7 @@ __attribute__((noinline)) void multiply_panel_block(const Number* weight, const 
         const float* own_bias = bias ? bias + begin : nullptr;
         const Number* first = weight + begin * size;
         const auto prefetch_step = prefetch.template start<ROWS, COUNT, PANEL * sizeof(Number)>(first, size);
-        const auto prefetch_input = [&](int64_t i) {
-            // For one row of float32 the processor's own prefetching is faster.
-            if (ROWS > 1 || sizeof(Number) < sizeof(float)) prefetch_step(i);
-        };
-        multiply<ROWS, COUNT>(x, size, first, prefetch_input, [&](int row, int v, Vector sums) {
+        multiply<ROWS, COUNT>(x, size, first, prefetch_step, [&](int row, int v, Vector sums) {
             if (is_whole) {
                 vector_epilogue(sums, own_bias ? own_bias + v * LANES : nullptr, is_relu, add,
                                 results + row * stride + begin + v * LANES);
