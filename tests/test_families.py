@@ -48,5 +48,6 @@ def test_source_copies_need_a_source_of_tokens(tmp_path: Path) -> None:
     task = family.set_up(tmp_path)
     model, _ = family.model(task)
     wrap(task, decoder="iad")
-    with pytest.raises(ConfigurationError, match='decoder="iad": copies source tokens, and this task.s source has'):
+    message = 'decoder="iad": copies source tokens, and this task.s source has none'
+    with pytest.raises(ConfigurationError, match=message):
         generate(family, task, model, 1, 7)

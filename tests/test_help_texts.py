@@ -60,7 +60,11 @@ def test_help_does_not_import_torch(tmp_path: Path, arguments: list[str]) -> Non
 @pytest.mark.parametrize(
     ("command", "given", "message"),
     [
-        ("translate", "folder --bem 5", "did you mean --beam? options of decoding are given as --set bem=VALUE (see"),
+        (
+            "translate",
+            "folder --bem 5",
+            "--bem: no such option; did you mean --beam? options of decoding are given as --set bem=VALUE (see",
+        ),
         ("translate", "folder --precision fp61", "--precision fp61: no such value; did you mean fp16? (see"),
         ("translate", "folder --beam five", "--beam: 'five' is not a whole number of at least 1; see"),
         ("convert", "folder", "the following arguments are required: OUT; see"),
@@ -86,7 +90,10 @@ def test_wrong_arguments_are_one_line(
         ("generate x --path x --decoder greedyy", "--decoder greedyy: no such value; did you mean greedy?"),
         ("generate x --path x --decoder greedy --beeam 5", "--beeam: no such option; did you mean --beam"),
         ("interactive x --path x --max-tokens many", "--max-tokens: invalid int value: 'many'"),
-        ("train x --arch block_nat --criterion glat_los", "--criterion glat_los: no such value; did you mean glat"),
+        (
+            "train x --arch block_nat --criterion glat_los",
+            "--criterion glat_los: no such value; did you mean glat_loss",
+        ),
         ("train x", "the following arguments are required: --arch"),
     ],
 )

@@ -40,7 +40,8 @@ def test_blocks_are_the_whole_file(text: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_two_actors(text: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="pip install 'ray[data]' runs it")
     program = REPOSITORY / "examples" / "translate_with_ray.py"
-    subprocess.run([sys.executable, program, MODEL, text, tmp_path / "out", "--actors", "2"], check=True, cwd=tmp_path)
+    command = [sys.executable, program, MODEL, text, tmp_path / "out", "--actors", "2"]
+    subprocess.run(command, check=True, timeout=300, cwd=tmp_path)
     assert (tmp_path / "out").read_text(encoding="utf-8") == expected(text)
 
 

@@ -120,7 +120,8 @@ def test_sentences_of_a_text() -> None:
 def test_several_lines_in_a_sentence_are_a_warning() -> None:
     model, expected = reuse(), reuse().translate(TEXTS)
     for call in (model.translate, lambda text: [*model.translate_iterable([text])], lambda text: [*model.stream(text)]):
-        with pytest.warns(UserWarning, match=r'text.*: its lines are read as one .*split="sentences"') as caught:
+        message = r'text.*: its lines are read as one sentence, .*split="sentences"'
+        with pytest.warns(UserWarning, match=message) as caught:
             call("A dog runs.\nTwo men sit.")
         assert [one.filename for one in caught] == [__file__]
     with warnings.catch_warnings():

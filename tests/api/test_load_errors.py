@@ -114,7 +114,8 @@ def test_names_of_the_hub_are_not_folders(monkeypatch: pytest.MonkeyPatch, tmp_p
         with pytest.raises(ConfigurationError, match=f"{name}: no such folder; .*hf download {name} --local-dir opus-"):
             call(name)
     monkeypatch.chdir(REPOSITORY)
-    with pytest.raises(ConfigurationError, match="checkpoints/multi: no such folder; give one with") as error:
+    message = "checkpoints/multi: no such folder; give one with verifier.pt"
+    with pytest.raises(ConfigurationError, match=message) as error:
         fairseq_plugins.load("checkpoints/multi")
     assert "hub" not in str(error.value)
     with pytest.raises(ConfigurationError, match=f"give it without ~: {Path.home() / 'none'}$"):

@@ -26,7 +26,7 @@ def test_the_mean_of_checkpoints(corpus: Corpus, tmp_path: Path, capsys: pytest.
     assert capsys.readouterr().out == ""  # --output /dev/stdout is the checkpoint alone
     mean = torch.load(tmp_path / "mean.pt")
     for last, words in (
-        ("5", "has 4 numbered checkpoints, not 5"),
+        ("5", "has 4 numbered checkpoints, not 5; give --last 4"),
         ("0", "not a whole number of at least 1"),
     ):
         assert averaging.main([str(tmp_path), "--last", last, "--output", str(tmp_path / "none.pt")]) == 2

@@ -309,7 +309,8 @@ def test_standard_output_that_takes_nothing(
 def test_translation_whose_output_is_not_taken(redirect: str, status: int, error: str) -> None:
     """Models that the traceback holds are no leak to report. The command server ends processes in another way."""
     line = f"exec {INSTALLED}/spec-dec-translate {MULTI30K} --device cpu --buffer-size 1 {redirect}"
-    done = subprocess.run(["bash", "-c", line], input="Two dogs play.\n" * 3000, capture_output=True, text=True)
+    text = "Two dogs play.\n" * 3000
+    done = subprocess.run(["bash", "-c", line], input=text, capture_output=True, text=True, timeout=120)
     assert done.returncode == status and done.stdout.count("\n") == (not error)
     assert done.stderr.startswith(error) and done.stderr.count("\n") == bool(error)
 

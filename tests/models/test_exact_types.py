@@ -103,8 +103,11 @@ def test_ids_are_fairseqs_or_the_part_is_named(change: Any, part: str, options: 
 
 
 def test_a_model_that_changes_its_scores_is_refused() -> None:
-    """One whose method was replaced is refused, too (test_weight_changes.py)."""
     task, model = make_stock_task(), make_transformer(make_task(), 3)
+    model.get_normalized_probs = lambda *given: -type(model).get_normalized_probs(model, *given)
+    with pytest.raises(ConfigurationError, match=r"TransformerModel has a replaced get_normalized_probs\(\)"):
+        wrap(task, decoder="greedy").build_generator([model], Namespace())
+    del model.get_normalized_probs
 
     class Changed(type(model)):
         def get_normalized_probs(self, *given: Any, **named: Any) -> torch.Tensor:

@@ -24,8 +24,8 @@ SENTENCES = "w3 w9 w4\nw1\nw20 w21 w22 w23 w24 w25\nw7 w8\n"
     [
         ("fairseq-generate DATA --task speech_to_text --decoder greedy", "speech_to_text"),
         (
-            "fairseq-generate DATA --task=translation_from_pretrained_bart --decoder=iad",
-            "translation_from_pretrained_bart",
+            "fairseq-generate DATA --task=translation_multi_simple_epoch --decoder=greedy",
+            "translation_multi_simple_epoch",
         ),
         ("/usr/bin/fairseq-interactive DATA --decoder greedy", "translation"),
         ("fairseq-generate DATA --task speech_to_text", None),
