@@ -27,9 +27,8 @@ def get_parser() -> CommandParser:
         "also any folder that fairseq_plugins.load reads."
     )
     parser = CommandParser("spec-dec-convert", description, "spec-dec-convert opus-mt-en-de converted --int8")
-    folder = (
-        "folder of the model: config.json, model.safetensors and a tokenizer; with --int8 also one with verifier.pt"
-    )
+    folder = "folder of the model: config.json, model.safetensors or pytorch_model.bin, and a tokenizer; "
+    folder += "with --int8 also one with verifier.pt"
     parser.add_argument("folder", metavar="FOLDER", help=folder)
     parser.add_argument("out", metavar="OUT", help="new folder for verifier.pt, dictionaries and subwords")
     int8 = "round weights to int8, a quarter of the size of fp32; the output is that of --int8 in decoding"

@@ -27,7 +27,7 @@ def convert(source: Path, target: Path, ignored: Collection[str] = ()) -> None:
     """Write verifier.pt, dictionaries, subwords, load.json and SHA256SUMS for a model in Hugging Face's format.
 
     Args:
-        source: folder with config.json, model.safetensors and a tokenizer: Marian, M2M100, NLLB, mBART-50 or BART.
+        source: folder with config.json, weights and a tokenizer: Marian, M2M100, NLLB, mBART-50 or BART.
         target: new folder.
         ignored: names of settings of generation_config.json that shall not count.
 

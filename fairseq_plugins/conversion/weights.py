@@ -1,4 +1,4 @@
-"""The weights of a Hugging Face folder under fairseq's names. Read from safetensors, which runs no code."""
+"""The weights of a Hugging Face folder under fairseq's names, read without running code."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,18 +23,20 @@ _EMBEDDINGS = ("model.shared.weight", "model.encoder.embed_tokens.weight", "mode
 # The second are sinusoids, which files of earlier versions have.
 _POSITIONS = (".embed_positions.weight", ".embed_positions.weights")
 
+_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
 
 class _Index(TypedDict):
     weight_map: dict[str, str]
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Return all tensors of model.safetensors, or of the files that its index lists.
+    """Return all tensors of model.safetensors, else of pytorch_model.bin, or of the files that their index lists.
 
     Raises ConfigurationError for a missing or truncated file, and for integers and NaN.
     """
-    names = ["model.safetensors"]
-    index = first_of(folder, *names, "model.safetensors.index.json")  # transformers, too, reads the first of them
+    index = first_of(folder, *_FILES)  # in transformers' order
+    names = [_FILES[0] if index is None else index.name]
     if index is not None and index.suffix == ".json":
         listed: _Index = read_json(index, _Index)
         names = [Path(name).name for name in sorted(set(listed["weight_map"].values()))]
@@ -42,18 +44,34 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     for name in names:
         file = first_of(folder, name)
         if file is None:
-            remedy = "save the model with save_pretrained, which writes safetensors (pytorch_model.bin is not read)"
+            remedy = f"copy it, too: weights are in {_FILES[0]}, {_FILES[2]}, or parts that an index lists"
             raise ConfigurationError(None, folder / name, "no such file", remedy)
-        try:
-            weights |= load_file(file)
-        except (SafetensorError, OSError) as error:
-            raise ConfigurationError(None, file, f"truncated or not safetensors ({error})", "copy it again") from error
+        weights |= _read_pickle(file) if file.suffix == ".bin" else _read_safetensors(file)
     for name, value in weights.items():
         if not value.is_floating_point() or value.isnan().any():
             found = "NaN" if value.is_floating_point() else f"values of {value.dtype}"
             problem = f"its tensor {name} has {found} in place of real numbers"
             raise ConfigurationError(None, folder, problem, "copy the model again, or save it without quantization")
     return weights
+
+
+def _read_safetensors(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ConfigurationError(None, file, f"truncated or not safetensors ({error})", "copy it again") from error
+
+
+def _read_pickle(file: Path) -> dict[str, Tensor]:
+    try:
+        weights: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
+        if all(isinstance(value, Tensor) for value in weights.values()):
+            return weights
+        cause = None
+    except Exception as error:  # torch's loader fails in any way; its text explains how to turn safe loading off
+        cause = error
+    problem = "truncated, or has more than weights, which could run any program"
+    raise ConfigurationError(None, file, problem, "copy it again, or get model.safetensors") from cause
 
 
 def fairseq_weights(weights: dict[str, Tensor], config: Config, order: Sequence[int | None]) -> dict[str, Tensor]:

@@ -124,7 +124,9 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     refuses("model.safetensors: truncated or not safetensors")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    refuses("model.safetensors: no such file; save the model with save_pretrained")
+    refuses("pytorch_model.bin: truncated, or has more than weights, which could run any program; copy it again, or")
+    (folder / "pytorch_model.bin").unlink()
+    refuses("model.safetensors: no such file; copy it, too: weights are in model.safetensors, pytorch_model.bin, or ")
     (folder / "vocab.json").write_text('{"a b": 5, "<pad>": 59, "</s>": 0, "<unk>": 1}')
     refuses("its token 'a b' cannot stand in fairseq's dictionary")
     (folder / "vocab.json").write_text("{")
@@ -166,6 +168,24 @@ def test_shards_are_read(tmp_path: Path) -> None:
     convert(tmp_path / "hf", tmp_path / "both")
     assert not torch.equal(torch.load(tmp_path / "both/verifier.pt")["model"]["encoder.layers.0.fc1.bias"],
                            whole["encoder.layers.0.fc1.bias"])  # fmt: skip
+
+
+@pytest.mark.parametrize("zipped", [True, False])  # torch before 1.6, as in older models of the hub, did not
+def test_pickled_weights_are_read(zipped: bool, tmp_path: Path) -> None:
+    original = save_model("marian", tmp_path / "hf")
+    expected = torch.load(convert(tmp_path / "hf", tmp_path / "whole") / "verifier.pt")["model"]
+    (tmp_path / "hf" / "model.safetensors").unlink()
+    weights = original.state_dict()
+    names = {name: f"pytorch_model-0000{number % 2}.bin" for number, name in enumerate(weights)}
+    for file in {"pytorch_model.bin", *names.values()}:
+        part = {name: value for name, value in weights.items() if file in ("pytorch_model.bin", names[name])}
+        torch.save(part, tmp_path / "hf" / file, _use_new_zipfile_serialization=zipped)
+    (tmp_path / "hf" / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": names}))
+    for files in ("whole", "sharded"):
+        found = torch.load(convert(tmp_path / "hf", tmp_path / f"{files}.bin") / "verifier.pt")["model"]
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        (tmp_path / "hf" / "pytorch_model.bin").unlink(missing_ok=True)
 
 
 def test_sinusoids_of_an_odd_width(tmp_path: Path) -> None:

@@ -117,9 +117,17 @@ def with_index(folder: Path, shard: str) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": shard}}))
 
 
+def with_pickle(folder: Path, value: Any) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save(value, folder / "pytorch_model.bin")
+
+
 # What is done to a folder -> the error, which names the file.
 CRAFTED: dict[str, tuple[str, Callable[[Path], Any], str]] = {
-    "pickle": ("marian", lambda to: (to / "model.safetensors").rename(to / "pytorch_model.bin"), "bin is not read"),
+    "pickle": ("marian", lambda to: with_pickle(to, {"weight": print}),
+               "pytorch_model.bin: truncated, or has more than weights, which could run any program"),
+    "pickle of settings": ("marian", lambda to: with_pickle(to, {"weight": 1}), "has more than weights"),
+    "pickle of a list": ("marian", lambda to: with_pickle(to, [1]), "has more than weights"),
     "integers": ("marian", lambda to: with_tensors(to, torch.Tensor.int), "values of torch.int32 in place of real"),
     "NaN": ("marian", lambda to: with_tensors(to, lambda value: value * torch.nan), "NaN in place of real numbers"),
     "names": ("marian", lambda to: with_names(to, "0.fc2.bias", "0.fc2.b"), 'Missing key.*"encoder.layers.0.fc2.bias'),
@@ -163,7 +171,7 @@ def test_crafted_folders(case: str, folders: dict[str, Path], tmp_path: Path) ->
 
 READ = ("config.json", "generation_config.json", "model.safetensors", "source.spm", "tokenizer_config.json",
         "vocab.json", "tokenizer.json", "added_tokens.json", "special_tokens_map.json",
-        "model.safetensors.index.json")  # fmt: skip
+        "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")  # fmt: skip
 
 
 @pytest.mark.parametrize("file", READ)
@@ -172,7 +180,7 @@ def test_what_is_no_file_is_refused(file: str, folders: dict[str, Path], tmp_pat
     folder = tmp_path / "hf"
     shutil.copytree(folders["marian"], folder)
     (folder / file).unlink(missing_ok=True)
-    if file.endswith(".index.json"):
+    if file.endswith((".index.json", ".bin")):
         (folder / "model.safetensors").unlink()  # which is read first
     os.mkfifo(folder / file)
     with refused(f"hf/{file}: is not a file"):
