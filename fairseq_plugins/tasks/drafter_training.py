@@ -1,5 +1,6 @@
 """Train drafters: blocks of masks, glancing, and accepted tokens in validation."""
 
+import re
 from argparse import Namespace
 from typing import Any
 
@@ -24,7 +25,7 @@ from fairseq_plugins.decoding.recording.stats import DecodingStats
 from fairseq_plugins.decoding.reference.arithmetic import without_cudnn_attention
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.trained_drafter import store_survival
-from fairseq_plugins.errors import ConfigurationError, flag
+from fairseq_plugins.errors import ConfigurationError, flag, unknown_value
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 from fairseq_plugins.shared.parsing import arguments_of_fairseqs_tool
@@ -35,6 +36,11 @@ from fairseq_plugins.tasks.own_generator import generator_like
 
 _DEFAULT_BLOCK_SIZE = 25
 _LOSSES: dict[type[nn.Module], str] = {BlockNat: "glat_loss", BlockwiseTransformer: "blockwise_loss"}
+# What they log in validation, by whether more is better.
+_METRICS = {
+    False: r"((nll|verifier_nll)_)?loss|ppl",
+    True: r"tokens_per_iteration|bleu|accuracy(_(at_)?\d+)?",
+}
 
 
 class BatchSeeds:
@@ -153,6 +159,15 @@ class TrainsDrafters(DecodesWithDrafts):
             raise ConfigurationError("--best-checkpoint-metric", metric, "is measured with the verifier", remedy)
         if metric == "bleu" and getattr(self._options, "eval_bleu", None) is False:
             raise ConfigurationError("--best-checkpoint-metric", metric, "is not measured", "add {--eval-bleu}")
+        if metric is None:
+            return
+        kinds = [kind for kind, names in _METRICS.items() if re.fullmatch(names, metric)]
+        if not kinds and given["criterion"] in _LOSSES.values():
+            known = ("tokens_per_iteration", "accuracy", "loss", "nll_loss", "ppl", "bleu")
+            raise unknown_value("--best-checkpoint-metric", metric, known)
+        if kinds and kinds[0] != given["maximize_best_checkpoint_metric"]:
+            remedy = f"{'add' if kinds[0] else 'leave out'} {{--maximize-best-checkpoint-metric}}"
+            raise ConfigurationError("--best-checkpoint-metric", metric, "the worst checkpoint would be kept", remedy)
 
     def glancing_ratio(self, update: int) -> float:
         """Return the share of wrong predictions to reveal at an update, which changes linearly."""

@@ -228,14 +228,29 @@ def test_a_drafter_is_no_verifier(corpus: Corpus) -> None:
     [
         ("--best-checkpoint-metric tokens_per_iteration", "add --verifier-path"),
         ("--best-checkpoint-metric bleu", "add --eval-bleu"),
+        ("--best-checkpoint-metric token_per_iteration", "did you mean tokens_per_iteration"),
+        ("--best-checkpoint-metric accuracy_at_1", "the worst .* kept; add --maximize-best-checkpoint-metric"),
         ("--store-ema", "leave it out"),
     ],
 )
 def test_training_options_are_refused_at_once(option: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a metric, fairseq itself fails after the first epoch, before it saves a checkpoint."""
-    monkeypatch.setattr("sys.argv", f"fairseq-train data --task spec_dec --arch block_nat {option}".split())
+    command = f"fairseq-train data --task spec_dec --arch block_nat --criterion glat_loss {option}"
+    monkeypatch.setattr("sys.argv", command.split())
     with refused(f"{option}: .*{remedy}"):
         make_task().build_model(make_args(arch="block_nat"))
+
+
+@pytest.mark.parametrize("metric, is_maximized", [("nll_loss", True), ("ppl", True), ("accuracy", False)])
+def test_the_worst_checkpoint_is_not_kept(metric: str, is_maximized: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = f"fairseq-train data --task spec_dec --arch block_nat --best-checkpoint-metric {metric}"
+    maximize = "--maximize-best-checkpoint-metric"
+    given, other = ["", maximize][:: -1 if is_maximized else 1]
+    monkeypatch.setattr("sys.argv", f"{command} {given}".split())
+    with refused(f"--best-checkpoint-metric {metric}: .*{'leave out' if is_maximized else 'add'} {maximize}"):
+        make_task().build_model(make_args(arch="block_nat"))
+    monkeypatch.setattr("sys.argv", f"{command} {other}".split())
+    make_task().build_model(make_args(arch="block_nat"))
 
 
 @pytest.mark.parametrize("metric", ["tokens_per_iteration", "bleu"])

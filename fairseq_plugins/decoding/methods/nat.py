@@ -23,7 +23,8 @@ def _check_fit(context: MethodContext, options: NatOptions) -> None:
     assert context.drafter is not None
     if context.drafter.reads_features:
         problem = "this drafter ({--drafter-context features}) reads the verifier's states and cannot decode alone"
-        remedy = "use {--decoder gad} with {--path VERIFIER.pt} {--drafter-path DRAFTER.pt}"
+        remedy = "use {--decoder gad} with {--path VERIFIER.pt} {--drafter-path DRAFTER.pt}; in training leave out "
+        remedy += "{--eval-bleu}"
         raise ConfigurationError("--decoder", "nat", problem, remedy)
     check_drafter(context, options.block_size)
 
