@@ -46,7 +46,8 @@ class BlockwiseDecoder(TransformerDecoder):
         A feed-forward layer of hidden size k x d_hidden and output size k x d_model, with a residual connection from
         the input to each output (section 6). With an identity first head, head 1 is the input itself (footnote 1).
         """
-        if first == last == 1 and self.identity_first_head:
+        # In training the heads stay in the graph: PyTorch's data parallelism waits for a gradient of every weight.
+        if first == last == 1 and self.identity_first_head and not torch.is_grad_enabled():
             return hidden[..., None, :]
         width = self.output_embed_dim
         rows = slice((first - 1) * width, last * width)

@@ -140,3 +140,12 @@ def test_frozen_base_gets_no_gradient() -> None:
     with_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     heads = {f"decoder.head_{part}.{kind}" for part in ("expand", "shrink") for kind in ("weight", "bias")}
     assert with_gradient == heads
+
+
+def test_every_weight_has_a_gradient_with_each_head() -> None:
+    """PyTorch's data parallelism waits for it; an identity first head has no weights of its own."""
+    task = make_task(30)
+    model = make_blockwise(task, identity_first_head=True).train()
+    loss = BlockwiseLoss(task, 0.1, "sampled", 1e9)(model, train_sample(task, [5, 2], None))[0]
+    loss.backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
