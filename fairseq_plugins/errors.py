@@ -171,7 +171,8 @@ def explain(error: BaseException) -> ConfigurationError | None:
         return ConfigurationError(None, None, problem, remedy)
     longer = re.match(r"Sentences lengths should not exceed max_tokens=(\d+)", reason)
     if longer is not None:
-        return ConfigurationError("--max-tokens", int(longer[1]), "a sentence has more tokens", "raise it")
+        remedy = "raise it (in training: {--max-tokens-valid})"
+        return ConfigurationError("--max-tokens", int(longer[1]), "a sentence has more tokens", remedy)
     # The second is PyTorch's, of an embedding.
     if reason in ("a source token is outside of the vocabulary", "index out of range in self"):
         remedy = "binarise it again with the verifier's dictionaries"

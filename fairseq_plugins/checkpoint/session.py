@@ -227,17 +227,18 @@ def load_subset(task: Any, subset: str) -> Any:
 
 
 @contextmanager
-def subset_errors(subset: str, data: str, training: bool = False) -> Iterator[None]:
-    """Raise ConfigurationError for a missing, empty, misaligned or truncated subset of a data folder."""
+def subset_errors(subset: str, data: str, option: str = "--gen-subset") -> Iterator[None]:
+    """Raise ConfigurationError for a missing, empty, misaligned or truncated subset of a data folder.
+
+    `option` named the subset.
+    """
     check_binarised(data, subset)
     try:
         yield
     except FileNotFoundError as error:
-        option, remedy = "--gen-subset", "name one that fairseq-preprocess wrote there"
-        if training and subset.startswith("train"):
-            option = "--train-subset"
-        elif training:
-            option, remedy = "--valid-subset", f"{remedy}, or train without it: {{--disable-validation}}"
+        remedy = "name one that fairseq-preprocess wrote there"
+        if option == "--valid-subset":
+            remedy += ", or train without it: {--disable-validation}"
         raise ConfigurationError(option, subset, f"no such subset in {data}", remedy) from error
     except AssertionError as error:
         problem = f"{subset} has different numbers of source and target sentences"

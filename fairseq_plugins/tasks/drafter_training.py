@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from fairseq import utils
 from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.file_io import PathManager
 from fairseq.logging import metrics
 from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
@@ -35,6 +36,7 @@ from fairseq_plugins.tasks.drafter_loading import drafter_in
 from fairseq_plugins.tasks.own_generator import generator_like
 
 _DEFAULT_BLOCK_SIZE = 25
+_LAST = "checkpoint_last.pt"  # fairseq's default of --restore-file, in --save-dir if it is there
 _LOSSES: dict[type[nn.Module], str] = {BlockNat: "glat_loss", BlockwiseTransformer: "blockwise_loss"}
 # What they log in validation, by whether more is better.
 _METRICS = {
@@ -151,6 +153,9 @@ class TrainsDrafters(DecodesWithDrafts):
         """Raise ConfigurationError for options of fairseq-train with which this training would fail later."""
         given = arguments_of_fairseqs_tool()
         metric = None if given.get("disable_validation") else given.get("best_checkpoint_metric")
+        restored = given.get("restore_file", _LAST)
+        if restored != _LAST and not PathManager.exists(restored):  # fairseq would begin anew
+            raise ConfigurationError("--restore-file", restored, "no such file", "give a checkpoint, or leave it out")
         if _is_drafter(cfg) and given.get("store_ema"):  # which cannot average integers
             remedy = "leave it out, and average its checkpoints with `spec-dec-average`"
             raise ConfigurationError("--store-ema", None, "is not for {--arch block_nat}", remedy)
@@ -208,7 +213,7 @@ class TrainsDrafters(DecodesWithDrafts):
         self._validation = None  # of the weights before
 
     def valid_step(self, sample: dict[str, Any], model: nn.Module, criterion: Any) -> tuple[Any, ...]:
-        self._add_blocks(sample, model, 0.0, seed=1)
+        self._add_blocks(sample, model, 0.0, is_validation=True)
         with without_cudnn_attention():
             loss, sample_size, logging_output = super().valid_step(sample, model, criterion)
         if self._validation is None:
@@ -242,14 +247,14 @@ class TrainsDrafters(DecodesWithDrafts):
             metrics.log_scalar("tokens_per_iteration", tokens / iterations, iterations, round=3)
 
     def _add_blocks(
-        self, sample: dict[str, Any], model: nn.Module, glancing_ratio: float, seed: int | None = None
+        self, sample: dict[str, Any], model: nn.Module, glancing_ratio: float, is_validation: bool = False
     ) -> None:
-        """Draw the blocks of a batch; with a seed, as in validation, they are always the same."""
+        """Draw the blocks of a batch; in validation a batch always has the same ones."""
         drafter = drafter_in(model)
         if drafter is None or not sample:
             return
         target = sample["target"]
-        generator = None if seed is None else torch.Generator(target.device).manual_seed(seed)
+        generator = torch.Generator(target.device).manual_seed(int(sample["id"][0])) if is_validation else None
         sample["blocks"] = sample_blocks(
             target,
             sample["net_input"]["prev_output_tokens"],

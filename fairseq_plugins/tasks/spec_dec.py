@@ -90,7 +90,8 @@ class CheckedTranslation(TranslationTask):
 
     def load_dataset(self, split: str, *args: Any, **kwargs: Any) -> None:
         """Load a subset; raise ConfigurationError when it is missing, empty or misaligned."""
-        with subset_errors(split, self.cfg.data, training="epoch" in kwargs):  # only fairseq-train gives an epoch
+        option = "--train-subset" if split == self.cfg.train_subset else "--valid-subset"
+        with subset_errors(split, self.cfg.data, option if "epoch" in kwargs else "--gen-subset"):
             super().load_dataset(split, *args, **kwargs)
 
     def get_interactive_tokens_and_lengths(self, lines: list[str], encode_fn: Any) -> tuple[list[Any], list[Any]]:

@@ -289,3 +289,13 @@ def test_unsuitable_initial_encoder_is_refused(tmp_path: Path, options: dict[str
     block_nat_base(args)
     with refused(message):
         BlockNat.build_model(args, task)
+
+
+def test_weights_of_another_kind_of_model_are_refused() -> None:
+    """Those of --restore-file and --finetune-from-model."""
+    task = make_task(30)
+    model, longer = (make_drafter(task, block_size=size) for size in (4, 6))
+    with refused("--block-size 4: the checkpoint was trained with 6; start from its weights with --init-decoder-from"):
+        model.load_state_dict(longer.state_dict())
+    with refused("--arch block_nat: the checkpoint holds another model; start from its weights with"):
+        model.load_state_dict(make_transformer(task).state_dict())

@@ -231,6 +231,7 @@ def test_a_drafter_is_no_verifier(corpus: Corpus) -> None:
         ("--best-checkpoint-metric token_per_iteration", "did you mean tokens_per_iteration"),
         ("--best-checkpoint-metric accuracy_at_1", "the worst .* kept; add --maximize-best-checkpoint-metric"),
         ("--store-ema", "leave it out"),
+        ("--restore-file nowhere.pt", "no such file; give a checkpoint, or leave it out"),
     ],
 )
 def test_training_options_are_refused_at_once(option: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,6 +288,18 @@ def training_step(given: SpecDecTask) -> tuple[BlockNat, dict[str, Any]]:
     sample["target"] = sample["net_input"]["src_tokens"]
     sample["net_input"]["prev_output_tokens"] = sample["target"].roll(1, 1)
     return make_drafter(given, block_size=5), sample
+
+
+def test_batches_of_a_validation_have_their_own_prefixes() -> None:
+    """Also batches of one sentence; later validations have the same ones."""
+    task = make_task(block_size=5)
+    model, sample = training_step(task)
+    prefixes = []
+    for first in (0, 1, 0):
+        sample["id"] += first - sample["id"][0]
+        task.valid_step(sample, model, GlatLoss(task, 0.1))
+        prefixes.append(sample["blocks"].positions[:, sample["blocks"].prefix_width])
+    assert torch.equal(prefixes[0], prefixes[2]) and not torch.equal(prefixes[0], prefixes[1])
 
 
 def test_attention_of_cudnn_is_off_in_training() -> None:
