@@ -68,6 +68,7 @@ class Service:
         self._is_closed = False
         self._all_ended = threading.Condition(self._lock)
         self._engines: list[ContinuousEngine | WholeBatches] = []  # the first one that takes a job decodes it
+        self._threads = threads
         try:
             self._engines.append(ContinuousEngine(model, threads, max_beam))
             self.engine = self._engines[0].name
@@ -146,6 +147,8 @@ class Service:
                 raise ServiceClosed("the service is closed")
             if len(self._jobs) >= self._max_sentences:
                 raise ServiceFull(f"{len(self._jobs)} sentences have not ended; try again later")
+            if self._engines[0].is_closed:  # its batch has failed
+                self._engines[0] = ContinuousEngine(model, self._threads, self._max_beam)
             self._jobs.add(job)
         engine = next(engine for engine in self._engines if engine.takes(job))
         try:

@@ -34,7 +34,12 @@ _POLL_SECONDS = 0.5
 
 
 class ContinuousEngine:
-    """Decodes jobs in a running batch; raises Unsupported if the backend has none."""
+    """Decodes jobs in a running batch; raises Unsupported if the backend has none.
+
+    Attributes:
+        name: the backend, and why.
+        is_closed: whether it takes no more jobs: it was closed, or the batch has failed.
+    """
 
     def __init__(self, model: "Model", threads: int | None, max_beam: int) -> None:
         self._model, self._session = model, model._session
@@ -42,7 +47,7 @@ class ContinuousEngine:
         # Samples of a job are sentences of the batch, each with a number of its own.
         self._numbers = itertools.count()
         self._jobs: dict[int, Job] = {}
-        self._is_closed = False
+        self.is_closed = False
         with model._turn(), model._weights:
             generator = model._generators.batch_invariant(max_beam)
             if not isinstance(generator, DraftVerifyGenerator):
@@ -90,11 +95,11 @@ class ContinuousEngine:
 
     def cancel(self, job: Job) -> None:
         for number in job.numbers:
-            if self._jobs.pop(number, None) is not None and not self._is_closed:
+            if self._jobs.pop(number, None) is not None and not self.is_closed:
                 self._backend.generator.cancel(number)
 
     def close(self) -> None:
-        self._is_closed = True
+        self.is_closed = True
         self._backend.generator.close()
         if self._thread is not threading.current_thread():
             self._thread.join()  # before the aligner ends, to which it passes sentences
@@ -133,9 +138,15 @@ class ContinuousEngine:
         return found[0] if is_plain and found[0].keys() == found[1].keys() else None
 
     def _deliver(self) -> None:
-        while not self._is_closed:
-            for event in self._backend.take(_POLL_SECONDS):
-                self._report(*event)
+        try:
+            while not self.is_closed:
+                for event in self._backend.take(_POLL_SECONDS):
+                    self._report(*event)
+        except Exception as error:  # such as no memory
+            self.is_closed = True
+            self._backend.generator.close()
+            for job in list(self._jobs.values()):
+                job.end(error)
 
     def _report(self, number: int, result: StepOutput | Decoded | Exception) -> None:
         job = self._jobs.get(number)
@@ -201,7 +212,7 @@ class WholeBatches:
         self._model = model
         self._waiting: deque[Job] = deque()
         self._changed = threading.Condition()
-        self._is_closed = False
+        self.is_closed = False
         self._thread = threading.Thread(target=self._work, name="service", daemon=True)
         self._thread.start()
 
@@ -220,7 +231,7 @@ class WholeBatches:
 
     def close(self) -> None:
         with self._changed:
-            self._is_closed = True
+            self.is_closed = True
             self._changed.notify()
         if self._thread is not threading.current_thread():
             self._thread.join()
@@ -242,8 +253,8 @@ class WholeBatches:
     def _next(self) -> list[Job]:
         """Wait for jobs; return the first one and those that can be decoded with it, none once the engine is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or self._waiting)
-            if self._is_closed:
+            self._changed.wait_for(lambda: self.is_closed or self._waiting)
+            if self.is_closed:
                 return []
             first = self._waiting.popleft()
             jobs = [first]
@@ -276,5 +287,5 @@ class WholeBatches:
                 first.on_step(next(iterations))
             except StopIteration as end:
                 return first.end(end.value)
-            if first.future.cancelled() or self._is_closed:
+            if first.future.cancelled() or self.is_closed:
                 return iterations.close()

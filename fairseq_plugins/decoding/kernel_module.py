@@ -140,7 +140,10 @@ class KernelGenerator(Protocol):
         """Drop a sentence; it has no more events, except those already reported."""
 
     def take(self, seconds: float) -> list[FoundEvent]:
-        """Return the next events; wait up to `seconds` for the first one."""
+        """Return the next events; wait up to `seconds` for the first one.
+
+        Raises the error of a batch that has failed, such as MemoryError; then `admit` raises it, too.
+        """
 
     def load(self) -> tuple[int, int]:
         """Return the numbers of waiting and of active sentences."""

@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -234,6 +235,18 @@ def test_an_error_of_a_batch_harms_the_sentence_that_has_it_only(monkeypatch: py
         with pytest.raises(OSError, match="gone"):
             futures[2].result(30)
         assert len({future.result(30).text for future in (*futures[:2], futures[3])}) == 1
+
+
+def test_a_batch_that_fails_ends_its_sentences_and_another_one_begins(model: Model) -> None:
+    """As after a failed allocation in a thread of the kernels (test_failed_allocations.py)."""
+    with model.service() as service:
+        futures = [service.submit(TEXTS[0], **ENDLESS) for _ in range(3)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(service._engines[0]._backend, "take", Mock(side_effect=MemoryError("std::bad_alloc")))  # type: ignore[union-attr]
+            for future in futures:
+                with pytest.raises(MemoryError, match="std::bad_alloc"):
+                    future.result(30)
+        assert service.submit(TEXTS[0]).result(30).text == model.translate(TEXTS[0])
 
 
 def test_closing_while_a_sentence_is_submitted(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

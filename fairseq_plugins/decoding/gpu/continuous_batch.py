@@ -46,8 +46,7 @@ class ContinuousBatch:
         """Add a sentence, which waits until there is room; raise ValueError once the batch is closed,
         RuntimeError once the device has failed."""
         with self._changed:
-            if self._failure is not None:
-                raise RuntimeError(f"the batch has failed: {self._failure}") from self._failure
+            self._check()
             if self._is_closed:
                 raise ValueError("the batch is closed")
             self._sentences[sentence.id] = sentence
@@ -63,11 +62,17 @@ class ContinuousBatch:
                 self._changed.notify_all()
 
     def take(self, seconds: float) -> list[FoundEvent]:
-        """Return the next events; wait up to `seconds` for the first one."""
+        """Return the next events; wait up to `seconds` for the first one. Raises as `admit`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._events or self._is_closed, seconds)
+            self._changed.wait_for(lambda: self._events or self._is_closed or self._failure, seconds)
+            if not self._events:
+                self._check()
             events, self._events = self._events, []
             return events
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise RuntimeError(f"the batch has failed: {self._failure}") from self._failure
 
     def load(self) -> tuple[int, int]:
         """Return the numbers of waiting and of active sentences."""
@@ -93,8 +98,6 @@ class ContinuousBatch:
         except Exception as failure:  # of the device: nothing more can be decoded
             with self._changed:
                 self._failure = failure
-                self._events += [(id, None, None, (str(failure), False)) for id in self._sentences]
-                self._sentences.clear()
                 self._changed.notify_all()
 
     def _decode(self) -> None:

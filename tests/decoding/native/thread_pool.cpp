@@ -1,6 +1,6 @@
 // Calls the kernels' thread pool from several threads at once, with ever other numbers of parts, and in forked
-// processes; lets parts throw; and hands sentences over between threads. With an argument, two tasks write one number:
-// a race that ThreadSanitizer must see.
+// processes; lets parts throw, and allocations fail; and hands sentences over between threads. With an argument, two
+// tasks write one number: a race that ThreadSanitizer must see.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,6 +14,17 @@
 #include "queue.h"
 // For what is its own.
 #include "threads.cpp"
+
+thread_local int64_t allocations = -1;  // of a thread, until one fails; negative: none fails
+
+void* operator new(size_t size) {
+    if (allocations >= 0 && allocations-- == 0) throw std::bad_alloc();
+    if (void* memory = std::malloc(size)) return memory;
+    throw std::bad_alloc();
+}
+
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -90,6 +101,26 @@ bool all_caught(int64_t parts, int64_t thrower) {
     return is_caught && ended == expected && threads::available() == 4 && all_run(2, 0);
 }
 
+// Whether calls are right after an allocation for a larger pool has failed. Without memory for all of its threads, one
+// thread runs all parts.
+bool all_run_without_memory() {
+    int64_t failed = 0, had = 0;
+    for (int64_t count = 0; count < 12; ++count) {
+        const int64_t parts = 5 + count;
+        std::vector<int64_t> done(parts);
+        allocations = count;
+        try {
+            threads::run(parts, [&](int64_t part) { ++done[part]; });
+            had += std::count(done.begin(), done.end(), 1) == parts;
+        } catch (const std::bad_alloc&) {
+            ++failed;
+        }
+        allocations = -1;
+        if (!all_run(2, 0)) return false;
+    }
+    return failed > 0 && had > 0 && failed + had == 12;
+}
+
 }  // namespace
 
 int main(int arguments, char**) {
@@ -117,6 +148,10 @@ int main(int arguments, char**) {
     for (int64_t thrower = -1; thrower < 4; ++thrower) {
         if (all_caught(4, thrower)) continue;
         std::fputs("an exception was lost\n", stderr);
+        wrong += 1;
+    }
+    if (!all_run_without_memory()) {
+        std::fputs("a failed allocation was not survived\n", stderr);
         wrong += 1;
     }
     // Where the processors are busy, the first worker may be done before another one wakes.

@@ -38,7 +38,7 @@ ContinuousBatch::ContinuousBatch(const Transformer& encoder, GreedySearch& greed
     for (int64_t b = count - 1; b >= 0; --b) free.push_back(b);
     beam ? beam->begin(batch) : greedy.begin(batch);
     try {
-        for (int64_t number = 0; number < options.threads; ++number) workers.emplace_back([this] { work(); });
+        for (int64_t number = 0; number < options.threads; ++number) workers.emplace_back([this] { run_worker(); });
     } catch (...) {
         close();
         throw;
@@ -48,6 +48,7 @@ ContinuousBatch::ContinuousBatch(const Transformer& encoder, GreedySearch& greed
 void ContinuousBatch::admit(Request request) {
     {
         std::lock_guard<std::mutex> lock(mutex);
+        if (failure) std::rethrow_exception(failure);
         require(!is_closed, "the batch is closed");
         waiting.push_back(std::move(request));
     }
@@ -65,6 +66,7 @@ void ContinuousBatch::cancel(int64_t id) {
 std::vector<Event> ContinuousBatch::take(double seconds) {
     std::unique_lock<std::mutex> lock(mutex);
     has_events.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return !events.empty() || is_closed; });
+    if (events.empty() && failure) std::rethrow_exception(failure);
     return std::exchange(events, {});
 }
 
@@ -230,6 +232,21 @@ void ContinuousBatch::retry_alone(const std::vector<int64_t>& sentences) {
 bool ContinuousBatch::is_dropped(int64_t sentence) {
     std::lock_guard<std::mutex> lock(mutex);
     return is_closed || slots[sentence].is_cancelled;
+}
+
+// Runs a thread. Its exception, which is of no sentence, such as that of no memory, closes the batch.
+void ContinuousBatch::run_worker() {
+    try {
+        work();
+    } catch (...) {
+        {
+            std::lock_guard<std::mutex> lock(mutex);
+            if (!failure) failure = std::current_exception();
+            is_closed = true;
+        }
+        has_work.notify_all();
+        has_events.notify_all();
+    }
 }
 
 // The loop of a thread.

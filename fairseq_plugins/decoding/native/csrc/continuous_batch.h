@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -62,13 +63,14 @@ public:
     ~ContinuousBatch() { close(); }
 
     // Adds a sentence that fits the batch, which waits until there is room. Throws std::invalid_argument once the batch
-    // is closed.
+    // is closed, and the exception of a thread that has failed.
     void admit(Request request);
 
     // Drops a sentence. It has no more events, except those already reported.
     void cancel(int64_t id);
 
-    // Returns the next events; waits for the first one up to `seconds`.
+    // Returns the next events; waits for the first one up to `seconds`. Throws the exception of a thread that has
+    // failed: then sentences that have not ended are dropped.
     std::vector<Event> take(double seconds);
 
     // Returns the numbers of waiting and of active sentences.
@@ -88,6 +90,7 @@ private:
     };
 
     std::unique_ptr<SearchWorker> make_worker();
+    void run_worker();
     void work();
     std::vector<int64_t> take_waiting(const std::vector<int64_t>& active);
     void begin(SearchWorker& worker, const std::vector<int64_t>& sentences, int64_t batch_size);
@@ -113,6 +116,7 @@ private:
     std::vector<Event> events;
     int64_t busy_workers = 0;
     bool is_closed = false;
+    std::exception_ptr failure;  // of a thread
     std::vector<std::thread> workers;
 };
 

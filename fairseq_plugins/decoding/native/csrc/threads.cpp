@@ -6,7 +6,6 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -35,7 +34,7 @@ public:
             for (int64_t number = 1; number < wanted_size; ++number) {
                 workers.emplace_back([this] { work(); });
             }
-        } catch (const std::system_error&) {
+        } catch (const std::exception&) {  // std::system_error, or std::bad_alloc
         }
     }
 
