@@ -123,6 +123,8 @@ def advised(message: str, parser: argparse.ArgumentParser) -> ConfigurationError
     """Return an error of argparse with the nearest option or value that exists, in place of a list of all."""
     unknown = re.match(r"unrecognized arguments: .*?(--[\w-]+)", message)
     if unknown is not None:
+        if unknown[1] in parser._option_string_actions:
+            return ConfigurationError(None, unknown[1], "stands after --, where options end", "give it before --")
         remedy = did_you_mean(unknown[1], parser._option_string_actions)
         if "--set" in parser._option_string_actions:
             name = unknown[1].removeprefix("--").replace("-", "_")
