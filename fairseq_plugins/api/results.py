@@ -63,7 +63,7 @@ class CallStatistics:
 
     Attributes:
         sentences: how many were translated.
-        tokens: in their outputs, EOS included.
+        tokens: in their outputs, samples among their alternatives and EOS included.
         iterations: drafts verified; 0 for fairseq's own search, which counts nothing.
         seconds: wall-clock time in the decoder, without subwords and detokenisation.
     """
@@ -81,8 +81,9 @@ class CallStatistics:
     def add(self, translation: Translation) -> None:
         """Count a sentence."""
         self.sentences += 1
-        self.tokens += len(translation.token_scores)
-        self.iterations += translation.iterations or 0
+        for output in (translation, *(sample for sample in translation.alternatives if sample.emitted is not None)):
+            self.tokens += len(output.token_scores)
+            self.iterations += output.iterations or 0
 
 
 class RecordedStats(DecodingStats):

@@ -18,7 +18,9 @@ def test_samples_do_not_depend_on_decoder_and_batch() -> None:
     model, options = loaded(folder=CLDR), {"sampling": True, "seed": 3, "temperature": 1.3}
     many = model.translate(TEXTS, return_scores=True, num_hypotheses=3, **options)
     assert [len(translation.alternatives) for translation in many] == [2, 2, 0, 2, 2]
-    assert model.statistics.sentences == 5
+    samples = [sample for translation in many for sample in (translation, *translation.alternatives)]
+    assert model.statistics.sentences == 5 and model.statistics.tokens == sum(len(one.token_scores) for one in samples)
+    assert model.statistics.iterations == sum(one.iterations or 0 for one in samples)
     assert all(sample.iterations for translation in many[3:] for sample in (translation, *translation.alternatives))
     greedy = loaded("greedy", CLDR, **options)
     alone = greedy.translate(TEXTS, return_scores=True, batch_size=1, num_hypotheses=3)
