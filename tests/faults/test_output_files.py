@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import distributed
 
 from fairseq_plugins.checkpoint.tool_errors import excepthook
 from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStats
@@ -211,6 +212,19 @@ def test_unfinished_results_get_no_final_name(
     error = capsys.readouterr().err
     assert message in error and [file.name for file in tmp_path.iterdir()] == left
     assert all(f"the lines so far are in {tmp_path}/{name}\n" in error for name in left)
+
+
+@pytest.mark.parametrize("option", ["--stats-file", "--trace-file", "--results-path"])
+def test_processes_that_decode_together_write_no_file(
+    released: Released, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    """Each has its share of the sentences, and the last one would replace what the others wrote."""
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
+    file = tmp_path / "file"
+    with error_about(option, f"{file}: each of 2 processes would replace it; leave it out, or decode in one process"):
+        run_in_process("generate", options(released, "--decoder", "greedy", option, str(file)))
+    assert not file.is_file()
 
 
 def test_nothing_is_opened_to_find_out(tmp_path: Path) -> None:
