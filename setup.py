@@ -76,12 +76,14 @@ class BuildKernels(build_ext):
         # Under sanitizers unoptimised, which compiles in two thirds of the time.
         fast = [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-g1", "-O0"] if sanitize else []
         suffix = f"-{sanitize}" if sanitize else ""
-        units = [(folder / "src/nb_combined.cpp", "nanobind", ["-Os", "-fno-strict-aliasing", "-w"])]
+        # Units that include headers of Python and nanobind serve no other version of these.
+        binding = f"{sys.implementation.cache_tag}-nanobind-{nanobind.__version__}"
+        units = [(folder / "src/nb_combined.cpp", binding, ["-Os", "-fno-strict-aliasing", "-w"])]
         common = f"for-{'-'.join(sets)}{suffix}"
         for source in sorted([*CSRC.glob("*.cpp"), *CSRC.glob("drafters/*.cpp")]):
             units.append((source, common, [*defines, "-O2", *fast]))
         for source in sorted(CSRC.glob("python/*.cpp")):
-            units.append((source, f"{common}-python", [*defines, "-Os", *fast]))
+            units.append((source, f"{common}-{binding}", [*defines, "-Os", *fast]))
         for name in sets:
             # GCC 12 warns of its own header for AVX-512 (bug 105593).
             flags = [
