@@ -22,6 +22,7 @@ from torch import Tensor
 from fairseq_plugins.checkpoint.loading import read_state
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.process.output import counted, ignore_hydras_warnings, say
+from fairseq_plugins.shared.checksums import forget_sum
 from fairseq_plugins.shared.cli import CommandParser, positive, run_command
 from fairseq_plugins.shared.files import check_file, check_no_input, nearest_checkpoint, write_atomically
 
@@ -116,6 +117,7 @@ def write_checkpoint(path: Path, state: dict[str, Any], option: str) -> int:
     """Write a checkpoint atomically; return its size in bytes. `option` named the file, for errors."""
     content = io.BytesIO()
     torch.save(state, content)
+    forget_sum(path)
     write_atomically(path, content.getvalue(), option)
     return content.tell()
 

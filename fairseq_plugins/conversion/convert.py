@@ -16,7 +16,8 @@ from fairseq_plugins.conversion.settings import LoadSettings
 from fairseq_plugins.conversion.vocabulary import Vocabulary, byte_level_bpe, text_files
 from fairseq_plugins.conversion.weights import fairseq_weights, read_weights
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.files import missing_folder, new_folder, write_atomically, write_sums
+from fairseq_plugins.shared.checksums import write_sums
+from fairseq_plugins.shared.files import missing_folder, new_folder, write_atomically
 from fairseq_plugins.shared.parsing import as_config
 
 # Language tokens in the vocabularies of M2M-100 (`__de__`), NLLB (`deu_Latn`) and mBART-50 (`de_DE`).

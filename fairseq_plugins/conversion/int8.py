@@ -13,7 +13,8 @@ from fairseq_plugins.checkpoint.int8_weights import Int8Weight, restored
 from fairseq_plugins.checkpoint.loading import read_checkpoint
 from fairseq_plugins.conversion.settings import LoadSettings
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.files import CHECKPOINTS, new_folder, write_sums
+from fairseq_plugins.shared.checksums import check_sums, write_sums
+from fairseq_plugins.shared.files import CHECKPOINTS, new_folder
 from fairseq_plugins.shared.fingerprints import state_fingerprint
 
 # Weights that --int8 rounds, of verifiers and drafters; all others are copied.
@@ -34,6 +35,7 @@ def write_int8(source: Path, target: Path, pair: tuple[str, str] | None) -> None
     verifiers = [name for name in (*CHECKPOINTS, "blockwise.pt") if (source / name).is_file()]
     if not verifiers:
         raise ConfigurationError(None, source, "has no verifier.pt", "give a folder with a model")
+    check_sums([source / name for name in (*verifiers, "drafter.pt")], source)
     fingerprints: dict[int, Tensor] = {}
     states = {name: _rounded(read_checkpoint(str(source / name), "FOLDER")[0], fingerprints) for name in verifiers}
     if (source / "drafter.pt").is_file():

@@ -123,10 +123,6 @@ CHECKPOINTS = ("verifier.pt", "checkpoint_best.pt", "checkpoint_last.pt")
 """Names of a model's checkpoint in a folder, the best first."""
 
 
-SUMS = "SHA256SUMS"
-"""Name of a model folder's file of checksums."""
-
-
 def nearest_checkpoint(path: str) -> str:
     """Return ", such as FILE", with the best checkpoint in a folder, or in that of a missing file; empty for none."""
     folder = path if os.path.isdir(path) else os.path.dirname(path) or "."
@@ -285,13 +281,6 @@ def sha256_of(file: Path) -> str:
     """Return the hash of a file's content."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-def write_sums(folder: Path) -> None:
-    """Write the checksums of all files in a model folder; `sha256sum --check SHA256SUMS` in it reads them."""
-    unlisted = (SUMS, "README.md")  # the model card is for people, who may edit it
-    files = (file for file in sorted(folder.iterdir()) if file.is_file() and file.name not in unlisted)
-    write_atomically(folder / SUMS, "".join(f"{sha256_of(file)}  {file.name}\n" for file in files), "checksums")
 
 
 def sha256(files: Sequence[Path]) -> str:

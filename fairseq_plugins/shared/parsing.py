@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from fairseq_plugins.errors import ConfigurationError, on_command_line
 from fairseq_plugins.process.output import say
+from fairseq_plugins.shared.checksums import check_sums
 from fairseq_plugins.shared.cli import CommandParser, advised
 from fairseq_plugins.shared.fairseq_errors import wrong_option
 from fairseq_plugins.shared.files import nearest_checkpoint
@@ -138,7 +139,7 @@ def as_config(args: argparse.Namespace) -> DictConfig:
 
 
 def check_paths(cfg: DictConfig, blockwise_path: str | None = None) -> None:
-    """Raise ConfigurationError for missing files, before anything is loaded."""
+    """Raise ConfigurationError for missing or damaged files, before anything is loaded."""
     if not cfg.common_eval.path:
         raise ConfigurationError("--path", None, "is missing", "give the checkpoint of the verifier")
     if not Path(str(cfg.task.data)).is_dir():
@@ -156,3 +157,4 @@ def check_paths(cfg: DictConfig, blockwise_path: str | None = None) -> None:
                 raise ConfigurationError(option, path, "is a folder", f"give a checkpoint{nearest}")
             if not Path(path).is_file():
                 raise ConfigurationError(option, path, "no such file", f"give a checkpoint of fairseq-train{nearest}")
+    check_sums([Path(path) for paths in checkpoints.values() for path in paths], Path(str(cfg.task.data)))

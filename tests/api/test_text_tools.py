@@ -22,7 +22,7 @@ TEXT = "Isn't a well-known dog"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with codes of subword-nmt."""
     copy = tmp_path_factory.mktemp("codes") / "model.en-de"
-    shutil.copytree(MULTI30K, copy)
+    shutil.copytree(MULTI30K, copy, ignore=shutil.ignore_patterns("SHA256SUMS"))
     (copy / "subwords.model").unlink()
     (copy / "bpe.codes").write_text("#version: 0.2\na b\n")
     for language in ("en", "de"):

@@ -89,7 +89,7 @@ def spoiled(folder: Path, models: Path, data: Path) -> Path:
     torch.save(state, folder / "verifier.setting.pt")
     (folder / "long.txt").write_text("\u25b1A\n" + "a " * 3000 + "\n", encoding="utf-8")
     (folder / "constraint.txt").write_text("\u25b1A\t\t\u25b1A\n", encoding="utf-8")
-    shutil.copytree(models, folder / "model")
+    shutil.copytree(models, folder / "model", ignore=shutil.ignore_patterns("SHA256SUMS"))
     subwords = folder / "model" / "subwords.model"
     subwords.write_bytes(subwords.read_bytes()[:1000])
     content = {file.name: file.read_bytes() for file in data.iterdir() if file.name != "preprocess.log"}

@@ -12,7 +12,8 @@ import torch
 from tabulate import tabulate
 
 from fairseq_plugins.conversion.settings import LoadSettings
-from fairseq_plugins.shared.files import write_atomically, write_sums
+from fairseq_plugins.shared.checksums import write_sums
+from fairseq_plugins.shared.files import write_atomically
 
 COLUMNS = 120  # line width of the text around tables
 
@@ -64,8 +65,8 @@ def card(name: str, licence: str, recipe: str) -> str:
     scores = score_rows(results)
     parts = [
         f"# {name}",
-        "A verifier (a fairseq Transformer) and the drafter trained for it, in half precision without optimiser "
-        "state.\n`sha256sum --check SHA256SUMS` says whether the files are whole.",
+        "A verifier (a fairseq Transformer) and the drafter trained for it, in half precision without optimiser state. "
+        "Loading\nchecks the files against `SHA256SUMS`, as `sha256sum --check SHA256SUMS` does.",
         tabulate(model_rows(folder), ["file", "parameters", "size"], tablefmt="github"),
         wrapped(f"- Data: {name}. Licence: {licence}\n- Recipe: `{recipe}`, commit {commit()}"),
         "Translate what you type:",
