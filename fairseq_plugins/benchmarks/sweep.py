@@ -3,8 +3,7 @@
     spec-dec-sweep DATA --path V.pt --drafter-path D.pt --gen-subset valid --block-sizes 5,10 --top-betas 1,3,5 \\
         --taus 0,1,2,3 --output FOLDER
 
-Takes all options of fairseq-generate. Prints a table of all settings and recommends two of them. An interrupted sweep
-resumes: finished settings are in FOLDER/cells.jsonl.partial.
+Takes all options of fairseq-generate. Prints a table of all settings and recommends two of them.
 """
 
 import argparse
@@ -12,7 +11,7 @@ import json
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,22 +21,13 @@ from fairseq_plugins.benchmarks import measuring
 from fairseq_plugins.benchmarks.bench import Bench, References
 from fairseq_plugins.benchmarks.contenders import Contender
 from fairseq_plugins.benchmarks.setting import reset_decoder
-from fairseq_plugins.benchmarks.sweep_journal import Journal, circumstances
-from fairseq_plugins.benchmarks.sweep_results import GREEDY, Cell, CellResult, CellResults, as_json, grid, markdown
+from fairseq_plugins.benchmarks.sweep_results import GREEDY, Cell, CellResult, as_json, grid, markdown
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.cli import CommandParser, not_negative, positive, positive_list, run_command
 from fairseq_plugins.shared.display import progress_bar
 from fairseq_plugins.shared.files import check_folder, write_atomically
 from fairseq_plugins.shared.machine import machine
 from fairseq_plugins.shared.parsing import as_config, check_paths, generation_parser, parse_arguments
-
-
-def sweep(cells: Sequence[Cell], journal: Journal, measure: Callable[[Cell], CellResult]) -> CellResults:
-    """Measure the cells that the journal lacks; return a result for every cell."""
-    for cell in cells:
-        if cell not in journal.results:
-            journal.add(cell, measure(cell))
-    return {cell: journal.results[cell] for cell in cells}
 
 
 def contender(cell: Cell, beam: int) -> Contender:
@@ -130,24 +120,19 @@ def run(argv: Sequence[str]) -> None:
     check_folder(folder, "--output")
     bench = Bench(cfg, sentences=args.sentences)
     numbers, references, cells = prepare(bench, args)
-    with Journal(folder, circumstances(cfg, args)) as journal:
-        todo = len(set(cells) - journal.results.keys())
-        if journal.results:
-            print(f"{journal.file}: {len(journal.results)} settings finished before, {todo} to do", file=sys.stderr)
-        with progress_bar(todo * len(numbers) * args.repeats) as bar:
-            results = sweep(cells, journal, lambda cell: measure(bench, cell, numbers, references, args.repeats, bar))
-        notes = [
-            f"Subset {bench.subset}, {len(numbers)} sentences, batch size {bench.batch_size}, timed passes: "
-            f"{args.repeats}; sacrebleu {measuring.bleu_signature(bench, len(args.reference or [1]))}",
-            f"Machine: {machine()}",
-            f"Command: {shlex.join(['spec-dec-sweep', *argv])}",
-        ]
-        text = markdown(results, args.tolerance, notes)
-        content = as_json(results, args.tolerance, notes)
-        print(text)
-        write_atomically(folder / "sweep.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n", "--output")
-        write_atomically(folder / "sweep.md", "# Sweep\n\n" + text, "--output")
-        journal.finish()
+    with progress_bar(len(cells) * len(numbers) * args.repeats) as bar:
+        results = {cell: measure(bench, cell, numbers, references, args.repeats, bar) for cell in cells}
+    notes = [
+        f"Subset {bench.subset}, {len(numbers)} sentences, batch size {bench.batch_size}, timed passes: "
+        f"{args.repeats}; sacrebleu {measuring.bleu_signature(bench, len(args.reference or [1]))}",
+        f"Machine: {machine()}",
+        f"Command: {shlex.join(['spec-dec-sweep', *argv])}",
+    ]
+    text = markdown(results, args.tolerance, notes)
+    content = as_json(results, args.tolerance, notes)
+    print(text)
+    write_atomically(folder / "sweep.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n", "--output")
+    write_atomically(folder / "sweep.md", "# Sweep\n\n" + text, "--output")
 
 
 main = partial(run_command, "spec-dec-sweep", run)

@@ -1,4 +1,4 @@
-"""`spec-dec-sweep`: the table, choosing and resuming with a stub, and one small real run."""
+"""`spec-dec-sweep`: the table and choosing, and one small real run."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from fairseq_plugins.benchmarks import sweep
-from fairseq_plugins.benchmarks.sweep_journal import Journal
 from fairseq_plugins.benchmarks.sweep_results import (
     GREEDY,
     Cell,
@@ -18,9 +17,7 @@ from fairseq_plugins.benchmarks.sweep_results import (
     pareto_front,
     recommendations,
 )
-from fairseq_plugins.errors import ConfigurationError
 from tests.conftest import Corpus
-from tests.errors import refused
 
 # GAD Table 3: tau -> accepted tokens and BLEU with top-3, then with top-5; Table 2 has the rest.
 TABLE_3 = {
@@ -84,59 +81,9 @@ def test_recommendations() -> None:
     assert fastest({Cell(5): _result(3.0, 26.6199, 3)}, 26.62) == Cell(5)
 
 
-def _measure_all(cells: list[Cell], journal: Journal, fail_at: int | None = None) -> list[Cell]:
-    measured: list[Cell] = []
-
-    def measure(cell: Cell) -> CellResult:
-        if len(measured) == fail_at:
-            raise KeyboardInterrupt
-        measured.append(cell)
-        return _result(1.0 + cell.tau, 30.0, 1.0)
-
-    try:
-        results = sweep.sweep(cells, journal, measure)
-    except KeyboardInterrupt:
-        return measured
-    assert list(results) == cells
-    return measured
-
-
 def test_same_outcomes_are_measured_once() -> None:
     """Exact settings of a block size are one, whatever their β and τ."""
     assert grid([2, 4], [1, 3], [0.0, 1.0]) == [Cell(2), Cell(2, 3, 1.0), Cell(4), Cell(4, 3, 1.0)]
-
-
-def test_resumes(tmp_path: Path) -> None:
-    """What was finished when the sweep broke off is not decoded again, nor what was torn."""
-    cells, made_of = grid([2, 4], [1, 3], [1.0]), {"verifier": "a\u2028b"}  # which ends no line
-    with Journal(tmp_path, made_of) as journal:
-        assert len(_measure_all(cells, journal, fail_at=3)) == 3
-    with open(journal.file, "a", encoding="utf-8") as file:
-        file.write('{"cell": {')
-    with refused("cells.jsonl.partial: was made from another verifier; remove it or choose another --output"):
-        Journal(tmp_path, {"verifier": "b"})
-    with Journal(tmp_path, made_of) as journal:
-        assert len(journal.results) == 3
-        assert _measure_all(cells, journal) == [Cell(4, 3, 1.0)]
-        journal.finish()
-    assert [file.name for file in tmp_path.iterdir()] == ["cells.jsonl"]
-    with Journal(tmp_path, {"verifier": "b"}) as journal:
-        assert _measure_all(cells, journal) == cells
-        journal.finish()
-    assert [file.name for file in tmp_path.iterdir()] == ["cells.jsonl"]
-    (tmp_path / "cells.jsonl").write_text("mine")
-    with refused("cells.jsonl: was not written by this command"):
-        Journal(tmp_path, made_of)
-    assert (tmp_path / "cells.jsonl").read_text() == "mine"
-
-
-@pytest.mark.parametrize("content", [b'{"cell": 1}\n', b"[]\n", b"\xff", b'{}\n{"cell": 1}\n'])
-def test_foreign_journal(content: bytes, tmp_path: Path) -> None:
-    file = tmp_path / "cells.jsonl.partial"
-    file.write_bytes(content)
-    with pytest.raises(ConfigurationError, match="choose another"):
-        Journal(tmp_path, {})
-    assert file.read_bytes() == content
 
 
 def _arguments(corpus: Corpus, folder: Path) -> list[str]:
@@ -160,19 +107,6 @@ def test_real_sweep(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert content["baselines"]["beam"]["baseline"] == "AT (b = 2)"
     assert content["recommended"]["no_quality_loss"].startswith("--decoder gad")
     assert (tmp_path / "sweep.md").read_text(encoding="utf-8") == "# Sweep\n\n" + printed.rstrip("\n") + "\n"
-
-    # Interrupted before the end; this run scores nothing.
-    (tmp_path / "cells.jsonl").rename(tmp_path / "cells.jsonl.partial")
-    assert sweep.main(arguments) == 0
-    again, log = capsys.readouterr()
-    assert again == printed
-    assert "6 settings finished before, 0 to do" in log
-
-    # A setting's result also depends on the task's options.
-    (tmp_path / "cells.jsonl").rename(tmp_path / "cells.jsonl.partial")
-    assert sweep.main([*arguments, "--fixed-width", "--max-source-positions", "900"]) == 2
-    problem = "cells.jsonl.partial: was made from other max_source_positions, another fixed_width; remove it"
-    assert problem in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

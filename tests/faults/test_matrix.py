@@ -1,7 +1,6 @@
 """The table of docs/reliability.md: each fault in each command that can resume."""
 
 import errno
-import json
 import os
 import resource
 import shlex
@@ -25,8 +24,6 @@ from fairseq import checkpoint_utils
 from fairseq.trainer import Trainer
 
 from fairseq_plugins import Memory
-from fairseq_plugins.benchmarks import sweep
-from fairseq_plugins.benchmarks.sweep_journal import Journal
 from fairseq_plugins.distillation import cli as distill
 from fairseq_plugins.distillation.decode import Teacher
 from fairseq_plugins.distillation.shards import read_sentences
@@ -63,12 +60,6 @@ def _translate(corpus: Corpus, folder: Path) -> int:
         return translate.main([*command.split(), "--input", f"{corpus.text}/test.src"])
 
 
-def _sweep(corpus: Corpus, folder: Path) -> int:
-    command = f"{corpus.data} --path {corpus.verifier} --drafter-path {corpus.drafter} --cpu --output {folder}/sweep"
-    grid = "--block-sizes 2,4 --top-betas 1 --taus 1 --sentences 4 --no-beam"
-    return sweep.main([*command.split(), *grid.split()])
-
-
 def _remember(corpus: Corpus, folder: Path) -> int:
     def remember(argv: Sequence[str]) -> None:
         memory = Memory(folder / "memory")
@@ -86,11 +77,6 @@ def _weights(folder: Path) -> object:
 
 def _sentences(folder: Path) -> object:
     return sorted(read_sentences(folder / "shards/valid.0-of-1.tsv"), key=lambda sentence: sentence.number)
-
-
-def _settings(folder: Path) -> object:
-    lines = (folder / "sweep/cells.jsonl").read_text(encoding="utf-8").splitlines()[1:]
-    return [{**json.loads(line)["result"], "seconds": 0} for line in lines]
 
 
 @dataclass(frozen=True)
@@ -117,7 +103,6 @@ COMMANDS = {
                            (translate.Translator, "translate"), "out.parts/0-of-1.partial"),
     "memory": Command(_remember, lambda folder: (folder / "memory/memory.jsonl").read_text(), (Memory, "add"),
                       "memory/memory.jsonl"),
-    "sweep": Command(_sweep, _settings, (Journal, "add"), "sweep/cells.jsonl.partial"),
 }  # fmt: skip
 CELLS = pytest.mark.parametrize("name", COMMANDS)
 

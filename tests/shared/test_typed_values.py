@@ -9,7 +9,6 @@ import pytest
 import torch
 from msgspec import Meta
 
-from fairseq_plugins.benchmarks.sweep_journal import Journal
 from fairseq_plugins.conversion.settings import LoadSettings
 from fairseq_plugins.decoding.recording.trace import read_trace
 from fairseq_plugins.errors import ConfigurationError
@@ -62,7 +61,6 @@ def test_what_is_no_json_of_its_type(text: str | bytes, tmp_path: Path) -> None:
 
 READERS: dict[str, Callable[[Path], object]] = {
     "trace": lambda file: read_trace(str(file)),
-    "journal": lambda file: Journal(file.rename(file.with_name("cells.jsonl.partial")).parent, {}),
     "shard": read_origin,
     "drafts": lambda file: read_drafts(str(file)),
     "load.json": lambda file: LoadSettings.read(file.rename(file.with_name("load.json")).parent),
