@@ -28,6 +28,7 @@ class PartialFile:
         self._option = option
         self._target = destination(path, option)
         self._has_failed = False
+        self._before = self._version()
         # Reuses the open standard output: a second file object would mix up the lines.
         stream = standard_stream(path) if self._target.is_direct else None
         self._is_ours = stream is None
@@ -55,12 +56,25 @@ class PartialFile:
             return
         try:
             self._file.close()
-            if not (self._target.is_direct or self._has_failed or was_interrupted()):
-                os.replace(self._partial, self._target.path)
-            elif was_interrupted() and not self._target.is_direct:
+            if self._target.is_direct:
+                return
+            if was_interrupted():
                 say(f"{self._option} {self._given}: not finished; the lines so far are in {self._partial}")
+            elif self._version() != self._before:
+                problem = f"was written by another process meanwhile; the lines of this one are in {self._partial}"
+                fail(str(ConfigurationError(self._option, self._given, problem, "give each process a file of its own")))
+            elif not self._has_failed:
+                os.replace(self._partial, self._target.path)
         except OSError as error:
             self._give_up(error)
+
+    def _version(self) -> tuple[int, int] | None:
+        """Return what tells a file of the final name from one that replaces it; None if there is none."""
+        try:
+            found = os.stat(self._target.path)
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
 
     def _give_up(self, error: OSError) -> None:
         if not self._has_failed:

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
-from torch import distributed, nn
+from torch import nn
 
 from fairseq_plugins.checkpoint.compact_weights import restore
 from fairseq_plugins.checkpoint.loading import read_language_model
@@ -351,14 +351,7 @@ def check_options(cfg: Any) -> None:
     trace = None if cfg.trace_file is None else destination(cfg.trace_file, "--trace-file")
     if stats is not None and stats == trace and not stats.is_direct:
         raise ConfigurationError("--trace-file", cfg.trace_file, "is the file of {--stats-file}", "give another one")
-    given = arguments_of_fairseqs_tool()
-    world = distributed.get_world_size() if distributed.is_initialized() else 1
-    files = [("--stats-file", cfg.stats_file, stats), ("--trace-file", cfg.trace_file, trace)]
-    for option, name, file in [*files, ("--results-path", given.get("results_path"), None)]:
-        if world > 1 and name is not None and not (file and file.is_direct):
-            problem = f"each of {world} processes would replace it"
-            raise ConfigurationError(option, name, problem, "leave it out, or decode in one process")
-    language_model = given.get("lm_path")
+    language_model = arguments_of_fairseqs_tool().get("lm_path")
     if language_model is not None:  # which fairseq-generate reads again and builds: it takes no state
         read_language_model(language_model, read_again=True)
 

@@ -22,7 +22,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch import distributed
 
 from fairseq_plugins.checkpoint.tool_errors import excepthook
 from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStats
@@ -214,17 +213,26 @@ def test_unfinished_results_get_no_final_name(
     assert all(f"the lines so far are in {tmp_path}/{name}\n" in error for name in left)
 
 
-@pytest.mark.parametrize("option", ["--stats-file", "--trace-file", "--results-path"])
-def test_processes_that_decode_together_write_no_file(
-    released: Released, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+@pytest.mark.parametrize("old", [None, "old"])
+def test_another_process_has_written_the_file_meanwhile(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str | None
 ) -> None:
-    """Each has its share of the sentences, and the last one would replace what the others wrote."""
-    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
-    file = tmp_path / "file"
-    with error_about(option, f"{file}: each of 2 processes would replace it; leave it out, or decode in one process"):
-        run_in_process("generate", options(released, "--decoder", "greedy", option, str(file)))
-    assert not file.is_file()
+    """As those of fairseq-generate --distributed-world-size 2 with one --stats-file."""
+    path = tmp_path / "stats"
+    if old is not None:
+        path.write_text(old)
+    first, second = (PartialFile(str(path), "--stats-file") for _ in range(2))
+    first.write("first")
+    second.write("second")
+    first.close()
+    assert path.read_text() == "first" and capsys.readouterr().err == ""
+    second.close()
+    assert path.read_text() == "first" and Path(f"{path}.2.partial").read_text() == "second"
+    error = (
+        f'stats_file="{path}": was written by another process meanwhile; the lines of this one are in {path}.2.partial'
+    )
+    assert capsys.readouterr().err == f"error: {error}; give each process a file of its own\n"
+    assert ending._has_failed
 
 
 def test_nothing_is_opened_to_find_out(tmp_path: Path) -> None:
