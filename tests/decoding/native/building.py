@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_plugins.decoding import native
 from tests.support import REPOSITORY
+
+CSRC = Path(native.__file__).parent / "csrc"
 
 
 def compiler() -> str:

@@ -14,10 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fairseq_plugins.decoding.native
 from fairseq_plugins.decoding.native.model import NativeWeights
 from tests.api.test_forks import meanwhile, status_of_fork
-from tests.decoding.native.building import compiler
+from tests.decoding.native.building import CSRC, compiler
 from tests.decoding.native.random_models import make_random
 from tests.strategies import UNSHRUNK, example_count
 from tests.support import (
@@ -31,9 +30,6 @@ from tests.support import (
     make_task,
     scores,
 )
-
-CSRC = Path(fairseq_plugins.decoding.native.__file__).parent / "csrc"
-
 
 WIDE = both_sides(layers=1, embed_dim=512, ffn_embed_dim=1024, attention_heads=8)
 BEFORE = both_sides(normalize_before=True)
