@@ -240,6 +240,13 @@ def test_dry_run_prints_every_command_and_does_nothing(checkout: Path, recipe: s
     assert files_in(checkout) == before
 
 
+@pytest.mark.parametrize("left_out, is_compared", [("sweep", True), ("blockwise", False)])
+def test_heads_that_are_left_out_are_not_compared(checkout: Path, left_out: str, is_compared: bool) -> None:
+    result = run(checkout, "multi30k", "--dry-run", "--skip", left_out, BLOCKWISE_HEADS="4", GPUS="0")
+    assert result.returncode == 0, result.stderr
+    assert ("--blockwise-path " in result.stdout) == is_compared
+
+
 def test_the_batch_of_the_paper_is_kept(checkout: Path) -> None:
     for gpus, most in ((8, 8192), (3, 5000), (1, 4096), (64, 20000)):
         result = run(checkout, "wmt14", "--dry-run", GPUS=str(gpus), MAX_TOKENS=str(most), DRAFTER_MAX_TOKENS=str(most))

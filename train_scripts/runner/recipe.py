@@ -328,7 +328,9 @@ class Recipe:
         s = self.settings
         threads = f"env OMP_NUM_THREADS={s.DECODING_THREADS} " if s.DECODING_THREADS else ""
         rows = f"--decoders {shlex.quote(s.COMPARED)} " if s.COMPARED else ""
-        rows += f"--blockwise-path {self.models}/blockwise.pt" if s.BLOCKWISE_HEADS != "0" else ""
+        heads = self.models / "blockwise.pt"
+        has_heads = s.BLOCKWISE_HEADS != "0" and ("blockwise" in self.wanted or heads.exists())
+        rows += f"--blockwise-path {heads}" if has_heads else ""
         references = " ".join(f"--reference {file}" for file in self.references())
         models = f"{self.decoding()} --drafter-path {self.drafter} {references}"
         timing = f"--repeats {s.REPEATS} --timing-sentences {s.TIMING_SENTENCES} --results {self.results}"
