@@ -161,6 +161,9 @@ def _write_text(
     pairs, counts = filter_pairs(sources, sentences, args.max_length_ratio if is_training else None)
     if not pairs:
         raise ConfigurationError(None, args.shards, f"no sentence of {subset} is left ({counts})")
+    first = made_from.get("forced_first_token")
+    if first is not None:  # which translations leave out, and the model reads before each of them
+        pairs = [(source, f"{first} {translation}") for source, translation in pairs]
     if args.keep_raw and is_training:
         if dataset.tgt is None:
             raise ConfigurationError("--keep-raw", None, f"{args.data} has no target side of train")

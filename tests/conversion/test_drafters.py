@@ -1,11 +1,15 @@
-"""A drafter for a converted model trains from one command of fairseq, and drafts without changing the output."""
+"""A drafter for a converted model trains as the manual says, and drafts without changing the output."""
 
+import shutil
 from pathlib import Path
 
 import pytest
+from fairseq.data import Dictionary
+from fairseq.data.data_utils import load_indexed_dataset
 
 import fairseq_plugins
 from fairseq_plugins.conversion.convert import convert
+from fairseq_plugins.distillation import cli as distillation
 from tests.conversion.support import first_tokens, languages, names, save_model, sources
 from tests.support import run_in_process
 
@@ -25,18 +29,24 @@ def test_drafter_of_twenty_updates(name: str, tmp_path: Path) -> None:
     text = [" ".join(token[number] for number in one) for one in sources(80)]
     options = {"device": "cpu", "max_len_b": LONGEST, **languages(name)}
     expected = fairseq_plugins.load(model, decoder="beam", **options).translate(text, beam=1)
-    firsts = ("" if number is None else f"{token[number]} " for number in first_tokens(name))
-    for side, first, lines in zip(("src", "tgt"), firsts, (text, expected), strict=True):
-        for split, part in (("train", lines[:70]), ("valid", lines[70:])):
-            (tmp_path / f"{split}.{side}").write_text("".join(f"{first}{line}\n" for line in part))
-    dictionaries = f"--srcdict {model}/dict.src.txt --tgtdict {model}/dict.tgt.txt"
-    sets = f"--trainpref {tmp_path}/train --validpref {tmp_path}/valid"
-    run_in_process("preprocess", f"-s src -t tgt {sets} {dictionaries} --destdir {tmp_path}/data --workers 1")
-    more = f"--verifier-path {model}/verifier.pt --init-decoder-from {model}/verifier.pt --save-dir {tmp_path}/drafter"
-    given = languages(name)
-    if given:
-        more += f" --forced-first-token {given['target_lang']}"
-    log = run_in_process("train", f"{tmp_path}/data {TRAINING} {more}").stderr
+    first, forced = ("" if number is None else f"{token[number]} " for number in first_tokens(name))
+    data, shards, distilled = (str(tmp_path / folder) for folder in ("data", "shards", "distilled"))
+    for split, part in (("train", text[:70]), ("valid", text[70:])):
+        (tmp_path / f"{split}.src").write_text("".join(f"{first}{line}\n" for line in part))
+    sets = f"--only-source --trainpref {tmp_path}/train --validpref {tmp_path}/valid --srcdict {model}/dict.src.txt"
+    run_in_process("preprocess", f"-s src -t tgt {sets} --destdir {data} --workers 1")
+    shutil.copy(model / "dict.tgt.txt", data)
+    more = f"--forced-first-token {forced}".split() if forced else []
+    subsets = ["--gen-subset", "train,valid"]
+    decoding = ["--path", f"{model}/verifier.pt", "--decoder", "greedy", "--cpu", "--max-len-b", f"{LONGEST}"]
+    distillation.run(["decode", data, *decoding, "--min-len", "0", *more, *subsets, "--output", shards])
+    distillation.run(["merge", data, "--shards", shards, *subsets, "--destdir", distilled])
+    dictionary = Dictionary.load(str(model / "dict.tgt.txt"))
+    binarised = load_indexed_dataset(f"{distilled}/train.src-tgt.tgt", dictionary)
+    assert [dictionary.string(one) for one in binarised] == [f"{forced}{one}" for one in expected[:70] if one]
+    trained = f"--verifier-path {model}/verifier.pt --init-decoder-from {model}/verifier.pt"
+    trained += f" --save-dir {tmp_path}/drafter"
+    log = run_in_process("train", f"{distilled} {TRAINING} {trained}", *more).stderr
     assert "tokens_per_iteration" in log
     drafter = tmp_path / "drafter" / "checkpoint_last.pt"
     for kernels in (True, False):
