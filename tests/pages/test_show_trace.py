@@ -35,7 +35,6 @@ def embedded(html: str, name: str) -> list[Any]:
         (["{folder}/none"], "none: cannot be read"),
         (["{folder}/foreign"], "foreign, line 1: not the header of a trace"),
         (["{folder}/cut"], "cut, line 3: is truncated"),
-        (["{folder}/empty"], "empty, line 2: not a sentence of a trace (its fields do not fit each other)"),
         (["{folder}/cut", "--sentence", "0"], "cut, line 3: is truncated"),
         (["{folder}/t", "--sentence", "99"], "--sentence 99: is not in {folder}/t, which has 3 sentences, from 0 to 2"),
         (["{folder}/t", "--html", "{folder}/t/p.html"], "--html {folder}/t/p.html: cannot be written"),
@@ -47,8 +46,6 @@ def test_one_line_errors(tmp_path: Path, capsys: pytest.CaptureFixture, argv: li
     lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "foreign").write_text('{"id": 0, "tokens": 12}\n', encoding="utf-8")
     (tmp_path / "cut").write_text("".join(lines[:2]) + lines[2][:40], encoding="utf-8")
-    nothing = {**json.loads(lines[1]), "output": [], "log_probs": [], "iterations": []}
-    write(tmp_path / "empty", [json.loads(lines[0]), nothing])  # the page could show no iteration of it
     status, out, err = run(capsys, *(word.format(folder=tmp_path) for word in argv))
     assert status == 2 and out == ""
     assert len(err.splitlines()) == 1

@@ -47,11 +47,6 @@ class TracedSentence:
     log_probs: list[float | None]  # of each output token
     iterations: list[Iteration]
 
-    @property
-    def speed_up(self) -> float:
-        """Tokens per iteration: 1 for greedy decoding."""
-        return len(self.output) / max(len(self.iterations), 1)
-
 
 @dataclass
 class Trace:
@@ -82,7 +77,7 @@ def stream_trace(path: str) -> tuple[Trace, Iterator[TracedSentence]]:
     def sentences() -> Iterator[TracedSentence]:
         for number, line in lines:
             try:
-                yield _sentence(line, trace)
+                yield parse_json(line, TracedSentence)
             except ValueError as error:
                 raise _unreadable(path, number, "not a sentence of a trace", error) from error
 
@@ -120,38 +115,6 @@ def _header(path: str, line: bytes) -> Trace:
         raise _unreadable(path, 1, "not the header of a trace", error) from error
     problem = f"a trace of version {version}, but only version {VERSION} can be read"
     raise ConfigurationError(None, f"{path}, line 1", problem, f"decode again with {{{OPTION}}}")
-
-
-def _sentence(line: bytes, trace: Trace) -> TracedSentence:
-    """Return the sentence of a line; raise ValueError if it is none."""
-    sentence: TracedSentence = parse_json(line, TracedSentence)
-    steps = [tokens for note in sentence.iterations for tokens in (note.draft, note.verifier)]
-    size = len(sentence.output)
-    if not (
-        _are_indices(sentence.source, trace.source_symbols)
-        and all(_are_indices(ids, trace.target_symbols) for ids in (sentence.target or [], sentence.output, *steps))
-        and sum(len(note.why) for note in sentence.iterations) == size == len(sentence.log_probs) > 0
-        and all(map(_is_consistent, sentence.iterations))
-    ):
-        raise ValueError("its fields do not fit each other")
-    return sentence
-
-
-def _is_consistent(note: Iteration) -> bool:
-    width = len(note.draft)
-    return (
-        (width, len(note.verifier)) == (len(note.draft_log_probs), len(note.verifier_log_probs))
-        and 0 <= len(note.verifier) - width <= 1
-        and 0 <= note.accepted <= min(width, len(note.why))
-        and 0 < len(note.why) <= len(note.verifier)
-        and note.bifurcation in (None, note.accepted)
-        and REASONS.issuperset(note.why)
-        and (note.drafter_log_probs is None or len(note.drafter_log_probs) == width)
-    )
-
-
-def _are_indices(numbers: list[int], of: list[Any]) -> bool:
-    return all(0 <= number < len(of) for number in numbers)
 
 
 def _unreadable(path: str, line: int, what: str, error: Exception | None = None) -> ConfigurationError:
