@@ -110,6 +110,15 @@ def test_held_out_sentences_are_in_one_set_only(tmp_path: Path) -> None:
         hold_out(1)
 
 
+def test_recombined_sentences_are_new(tmp_path: Path) -> None:
+    """Sentences of the text that differ in white space or a byte order mark are not new."""
+    text, out = write(tmp_path / "text", ["\ufeffa  b c\r", "d b e", "d b  e", ""]), tmp_path / "new"
+    assert run("recombine", text, out, "--count", 2, "--context", 1) == 0
+    assert sorted(read(out)) == ["a b e", "d b c"]
+    with refused("gives only 2 new sentences; lower --count 3"):
+        run("recombine", text, out, "--count", 3, "--context", 1)
+
+
 def test_sets_of_ted_talks(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     for language in ("de", "en"):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from train_scripts.tools.text import refuse
+from train_scripts.tools.text import read_lines, refuse, write_lines
 
 # Stop after this many drawn sentences in a row that are not new: the text is too small.
 _ATTEMPTS = 100
@@ -47,17 +47,16 @@ def write(source: Path, target: Path, *, count: int, context: int = 2, seed: int
     """Write new sentences drawn from the n-grams of a text.
 
     Args:
-        source: text, one sentence a line.
+        source: text, one sentence a line (.gz, .xz: compressed).
         target: file of the new sentences.
         count: number of new sentences.
         context: n - 1, the number of words that the next one depends on.
         seed: random seed.
 
     Raises:
-        ConfigurationError: for a text with too few n-grams.
+        ConfigurationError: for text that is not UTF-8, or has too few n-grams.
     """
-    lines = source.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    new = list(islice(recombined(lines, context, seed), count))
+    new = list(islice(recombined(read_lines(source), context, seed), count))
     if len(new) < count:
         refuse(None, source, f"gives only {len(new)} new sentences", f"lower {{--count {count}}}")
-    target.write_text("".join(f"{sentence}\n" for sentence in new), encoding="utf-8")
+    write_lines(target, new)
