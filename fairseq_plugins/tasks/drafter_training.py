@@ -45,31 +45,10 @@ _METRICS = {
 }
 
 
-class BatchSeeds:
-    """Seeds random numbers by a batch's number in the update, so that several processes draw those of one.
-
-    fairseq seeds all processes alike at every update, and deals batches out in turns.
-    """
-
-    def __init__(self) -> None:
-        self._update, self._seed, self._batches = -1, 0, 0
-
-    def seed_batch(self, update: int) -> None:
-        """Seed the next batch of an update; the first one of all processes keeps fairseq's seed."""
-        if update != self._update:
-            self._update, self._seed, self._batches = update, torch.initial_seed(), 0
-        is_alone = not distributed.is_initialized()
-        rank, world = (0, 1) if is_alone else (distributed.get_rank(), distributed.get_world_size())
-        number = self._batches * world + rank
-        self._batches += 1
-        if number > 0:
-            torch.manual_seed(self._seed + 1_000_003 * number)
-
-
 class TrainsDrafters(DecodesWithDrafts):
     """Mixin of tasks whose options have those of `DrafterTrainingOptions` and `DecodingOptions`."""
 
-    _batch_seeds: BatchSeeds | None = None
+    _seeded = -1, 0, 0  # an update, fairseq's seed of it, and how many batches it had in this process
     _loss: str | None = None  # of the model that was built last
     _verifier: FairseqEncoderDecoderModel | None = None
     _validation: DraftVerifyGenerator | None = None
@@ -194,14 +173,28 @@ class TrainsDrafters(DecodesWithDrafts):
         update_num: int,
         ignore_grad: bool = False,
     ) -> tuple[Any, ...]:
-        if self._batch_seeds is None:
-            self._batch_seeds = BatchSeeds()
-        self._batch_seeds.seed_batch(update_num)
+        self._seed_batch(update_num)
         self._add_blocks(sample, model, self.glancing_ratio(update_num) if drafter_in(model) is not None else 0.0)
         if self._options.cpu_bf16:
             criterion = _in_bf16(criterion)
         with without_cudnn_attention():
             return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+
+    def _seed_batch(self, update: int) -> None:
+        """Seed random numbers by the batch's number in the update, so that several processes draw those of one.
+
+        fairseq seeds all processes alike at every update, and deals batches out in turns. The first batch of all
+        processes keeps fairseq's seed.
+        """
+        last, seed, batches = self._seeded
+        if update != last:
+            seed, batches = torch.initial_seed(), 0
+        self._seeded = update, seed, batches + 1
+        is_alone = not distributed.is_initialized()
+        rank, world = (0, 1) if is_alone else (distributed.get_rank(), distributed.get_world_size())
+        number = batches * world + rank
+        if number > 0:
+            torch.manual_seed(seed + 1_000_003 * number)
 
     def max_positions(self) -> Any:
         """Return the lengths that verifier and data may have; fairseq leaves out longer sentences."""
