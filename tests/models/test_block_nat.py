@@ -292,10 +292,11 @@ def test_unsuitable_initial_encoder_is_refused(tmp_path: Path, options: dict[str
 
 
 def test_weights_of_another_kind_of_model_are_refused() -> None:
-    """Those of --restore-file and --finetune-from-model."""
+    """Those of --save-dir, --restore-file and --finetune-from-model."""
     task = make_task(30)
     model, longer = (make_drafter(task, block_size=size) for size in (4, 6))
-    with refused("--block-size 4: the checkpoint was trained with 6; start from its weights with --init-decoder-from"):
+    remedy = "give another --save-dir, or start from its weights with --init-decoder-from"
+    with refused(f"--block-size 4: the checkpoint was trained with 6; {remedy}"):
         model.load_state_dict(longer.state_dict())
-    with refused("--arch block_nat: the checkpoint holds another model; start from its weights with"):
+    with refused(f"--arch block_nat: the checkpoint holds another model; {remedy}"):
         model.load_state_dict(make_transformer(task).state_dict())

@@ -220,7 +220,7 @@ class BlockNat(TransformerModel):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True, **kwargs: Any) -> Any:
-        remedy = "start from its weights with {--init-decoder-from}"
+        remedy = "give another {--save-dir}, or start from its weights with {--init-decoder-from}"
         if "decoder.verifier_fingerprint" not in state_dict:
             raise ConfigurationError("--arch", "block_nat", "the checkpoint holds another model", remedy)
         # Drafters of earlier versions have no counts.
