@@ -7,6 +7,8 @@ values in fp32, which is faster there and is the type that the compiled kernels 
 import copy
 from collections.abc import MutableMapping, Sequence
 from dataclasses import replace
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
 
 import torch
 from torch import nn
@@ -41,9 +43,19 @@ def _rounded(model: nn.Module, dtype: torch.dtype, copies: MutableMapping[nn.Mod
     # No inference tensors: a later validation may write to them.
     with torch.inference_mode(False), torch.no_grad():
         held = next(copies[model].parameters()) if model in copies else None
-        if held is None or (held.device, held.dtype) != (parameter.device, stored):
+        is_alike = held is not None and (held.device, held.dtype) == (parameter.device, stored)
+        if not is_alike or _settings(copies[model]) != _settings(model):
             copies[model] = copy.deepcopy(model).to(stored)
         values = model.state_dict().values()
         for target, value in zip(copies[model].state_dict().values(), values, strict=True):
             target.copy_(value.to(dtype) if value.is_floating_point() else value)
     return copies[model]
+
+
+def _settings(model: nn.Module) -> list[tuple[type, dict[str, Any]]]:
+    """Return the class of each part, with its numbers and functions, which are the same in a copy."""
+    kinds = (int, float, str, FunctionType, BuiltinFunctionType)
+    return [
+        (type(part), {name: value for name, value in vars(part).items() if isinstance(value, kinds)})
+        for part in model.modules()
+    ]
