@@ -166,13 +166,20 @@ def test_kernels_read_only_the_device_of_the_weights(
 
 
 def test_a_continuous_batch_begins_with_graphs_for_all_sources() -> None:
-    """None is captured while sentences are decoded."""
+    """None is captured while sentences are decoded. An error then ends the batch."""
     model, weights = make_transformer(make_task(30), 1), GpuWeights(device=torch.device("cpu"))
     encoder, decoder = weights.encoder(model.encoder), weights.decoder(model.decoder)
     engine = gpu.Generator(encoder=encoder, verifier=decoder, places=1, outputs=8, sources=1030)
     engine.open(
         pad=1, unk=3, eos=2, first_token=2, threads=1, max_sentences=1, max_source=1030, max_len=8
     )  # fmt: skip
+    sentence = gpu.Sentence([5, 2], min_len=1, max_len=8)
+    # As an error of the device: nothing more can be decoded.
+    with mock.patch.object(engine, "fill", side_effect=RuntimeError("out of memory")):
+        engine.admit(1, sentence, streams=False)
+        for ask in (lambda: engine.take(60), lambda: engine.admit(2, sentence, streams=False)):
+            with pytest.raises(RuntimeError, match="^the batch has failed: out of memory$"):
+                ask()
     engine.close()
     assert max(engine.encoders) == engine.search.encoder.most_tiles
 
