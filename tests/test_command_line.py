@@ -120,7 +120,7 @@ def test_drafter_alone_and_relaxed(corpus: Corpus) -> None:
 @pytest.mark.parametrize("decoder", ["gad --drafter-path {drafter}", "fast-beam --beam 3"])
 def test_statistics_file_adds_up_to_the_summary(corpus: Corpus, tmp_path: Path, decoder: str) -> None:
     file, decoder = tmp_path / "stats.jsonl", decoder.format(**vars(corpus))
-    run = generate(corpus, f"--task spec_dec --decoder {decoder} --stats-file {file} --batch-size 5")
+    run = generate(corpus, f"--task spec_dec --decoder {decoder} --stats-file {file} --batch-size 5 --profile")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert {line["id"]: line["tokens"] for line in lines} == {
         number: len(text.split()) + 1 for number, text in hypotheses(run.stdout).items()
@@ -129,6 +129,7 @@ def test_statistics_file_adds_up_to_the_summary(corpus: Corpus, tmp_path: Path, 
     assert f"36 sentences, {tokens} tokens, {iterations} iterations" in run.stderr
     assert all(sum(line["emitted"]) == line["tokens"] for line in lines)
     assert all(len(line["emitted"]) == line["iterations"] for line in lines)
+    assert "| verifier" in run.stderr and "| acceptance" in run.stderr
 
 
 def test_interactive_with_empty_and_unknown_words(corpus: Corpus) -> None:

@@ -44,7 +44,7 @@ def wrap(task: Task, *, decoder: str, drafter: str | Path | None = None, **optio
     """
     if decoder not in methods.DECODERS:
         raise unknown_value("--decoder", decoder, methods.DECODERS)
-    cfg = OmegaConf.structured(DecodingOptions(bf16=False, seed=1))
+    cfg = OmegaConf.structured(DecodingOptions(profile=False, bf16=False, seed=1))
     check_names(options, WRAP)
     for name, value in options.items():
         set_option(cfg, name, value)

@@ -62,9 +62,9 @@ def reset_decoder(cfg: DictConfig) -> None:
 
     Raises ConfigurationError for options that only a single decoder can have.
     """
-    if cfg.task.stats_file is not None:
-        remedy = "use it with fairseq-generate"
-        raise ConfigurationError("--stats-file", cfg.task.stats_file, "is for one decoder", remedy)
+    if cfg.task.stats_file is not None or cfg.common.profile:
+        option = "--profile" if cfg.task.stats_file is None else "--stats-file"
+        raise ConfigurationError(option, cfg.task.stats_file, "is for one decoder", "use it with fairseq-generate")
     if cfg.task.int8:
         remedy = "leave it out: spec-dec-bench {--decoders} 'greedy int8,gad int8' measures it"
         raise ConfigurationError("--int8", None, "is for one decoder", remedy)

@@ -189,6 +189,10 @@ class KernelBackend(ABC):
             return StepOutput(output, drafted, accepted, finished=output[-1:] == [self.eos])
         return self._decoded_beams([output]) if self.beam else self._decoded([output])
 
+    def seconds(self) -> dict[str, float]:
+        """Return the total seconds of each part of an iteration."""
+        return dict(self.generator.seconds())
+
     def _begin(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> None:
         source, more = self.inputs(sample, constraints.pad)
         sentences = self._sentences(source, sample, constraints, max(self.beam, 1), self.sampling)

@@ -98,6 +98,9 @@ class KernelGenerator(Protocol):
             RuntimeError: if scores are NaN.
         """
 
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of each part, since the generator was made."""
+
     # Continuous batches: sentences join and leave while it decodes, in threads of its own. Callable from any thread.
 
     def open(

@@ -24,6 +24,7 @@ from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
 from fairseq_plugins.decoding.methods.reuse import ReuseOptions
 from fairseq_plugins.decoding.native.model import NativeWeights
+from fairseq_plugins.decoding.recording.profile import Profile
 from fairseq_plugins.decoding.recording.stats import DecodingStats
 from fairseq_plugins.decoding.recording.trace_writer import TraceWriter, check_traceable
 from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs
@@ -95,7 +96,7 @@ class Decoding:
         if spec.build is None or getattr(args, "print_alignment", None):
             restore(models)  # which run in PyTorch
         if spec.build is None:
-            own = self._suppressing(_fairseqs_search(build_own), task)
+            own = self._suppressing(self._fairseqs_search(build_own, is_one_run), task)
             suppressed = getattr(own, "token_indices_to_suppress", None)
             if suppressed is not None:
                 check_end(suppressed.tolist(), own.eos)
@@ -151,6 +152,18 @@ class Decoding:
         if stats is not None and is_one_run and spec.build is None:
             problem = "fairseq's own search counts nothing"
             raise ConfigurationError("--stats-file", stats, problem, "choose another {--decoder}, or leave it out")
+
+    def _fairseqs_search(self, build_own: Callable[[], Any], is_one_run: bool) -> Any:
+        """Build the task's own generator, and warn of options that do nothing there."""
+        if self.options.profile is True and is_one_run:
+            logger.warning("--profile: fairseq's own search is not measured; choose another --decoder")
+        own = build_own()
+        if repeat_ngram_size(own) and not own.repeat_ngram_blocker.use_extension:
+            logger.warning(
+                "--no-repeat-ngram-size: forbids nothing in fairseq 0.12's own search without its CUDA extension; "
+                "use --decoder greedy or fast-beam"
+            )
+        return own
 
     def _context(
         self,
@@ -219,6 +232,10 @@ class Decoding:
         self.numbers = LineNumbers()
         generator.number = self.numbers.add_to
         close_with(generator, generator.stats.close)
+        if self.options.profile is True:
+            profile = Profile()
+            profile.attach(generator)
+            close_with(generator, profile.close)
 
     def _in_current_precision(self, context: MethodContext, bf16: bool) -> MethodContext:
         """Return the context for the type and device that the models have now."""
@@ -337,17 +354,6 @@ def check_options(cfg: Any) -> None:
     language_model = arguments_of_fairseqs_tool().get("lm_path")
     if language_model is not None:  # which fairseq-generate reads again and builds: it takes no state
         read_language_model(language_model, read_again=True)
-
-
-def _fairseqs_search(build_own: Callable[[], Any]) -> Any:
-    """Build the task's own generator, and warn of an option that does nothing there."""
-    own = build_own()
-    if repeat_ngram_size(own) and not own.repeat_ngram_blocker.use_extension:
-        logger.warning(
-            "--no-repeat-ngram-size: forbids nothing in fairseq 0.12's own search without its CUDA extension; "
-            "use --decoder greedy or fast-beam"
-        )
-    return own
 
 
 def with_args(task: Any) -> Any:

@@ -63,6 +63,7 @@ class _DecodingOptions(FairseqDataclass):
     trace_file: Optional[str] = option(
         None, "write each draft and its verification to this file, as JSON lines for spec-dec-trace"
     )
+    profile: bool = II("common.profile")
     bf16: bool = II("common.bf16")
     seed: int = II("common.seed")
 

@@ -23,7 +23,7 @@ from tests.errors import refused
 from tests.support import REPOSITORY
 
 # They have arguments of their own, or are fairseq's.
-NOT_TYPED = {"_name", "decoding_method", "drafter_path", "bf16", "verbose"}
+NOT_TYPED = {"_name", "decoding_method", "drafter_path", "profile", "bf16", "verbose"}
 
 
 def test_typed_options_are_those_of_the_task() -> None:

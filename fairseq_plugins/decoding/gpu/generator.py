@@ -1,5 +1,6 @@
 """The GPU engine's generator: the interface of modules of kernels over the loop on the host."""
 
+import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -84,6 +85,7 @@ class Generator(HostLoop):
             raise ValueError(f"{what} is outside of the vocabulary")
 
     def run(self, iterations: int = -1) -> bool:
+        began = time.perf_counter()
         self.lengths_before = [sentence.length for sentence in self.sentences]
         flights: deque[Flight] = deque()
         launched = 0
@@ -101,6 +103,7 @@ class Generator(HostLoop):
                     raise sentence.error
         if iterations < 0:
             self.collect([place for place, owner in enumerate(self.owners) if owner is not None])
+        self.spent["decode"] += time.perf_counter() - began
         return all(sentence.has_ended for sentence in self.sentences)
 
     def outputs(self) -> list[FoundOutput]:
@@ -126,6 +129,10 @@ class Generator(HostLoop):
             drafted, accepted = (sentence.drafted, sentence.accepted) if new else (0, 0)
             results.append((new, drafted, accepted, sentence.has_ended))
         return results
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of each part, on the host."""
+        return dict(self.spent)
 
     @torch.inference_mode()
     def open(

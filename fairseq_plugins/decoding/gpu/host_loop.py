@@ -5,6 +5,7 @@ memory with an event behind each, and the host reads them some iterations later.
 the length of drafts, whether long outputs or sources are split, and whether tokens are drawn.
 """
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -143,6 +144,7 @@ class HostLoop:
         self.owners: list[Sentence | None] = []
         self.is_open, self.max_source = False, sizes.sources
         self.symbols, self.scoring = (-1, -1, -1, -1), Scoring()
+        self.spent = dict.fromkeys(("encode", "decode"), 0.0)
 
     def take_places(self, sentences: int, max_len: int, longest: int) -> None:
         """Divide the memory among places for this many sentences, or as many as fit, and empty them."""
@@ -230,6 +232,7 @@ class HostLoop:
         is_few = len(free) < min(len(self.waiting), self.usable) and len(free) * _REFILL_SHARE < self.usable
         if not self.waiting or not free or is_few:
             return
+        began = time.perf_counter()
         self.collect([place for place in free if self.owners[place] is not None])
         taken = [(place, self.waiting.popleft()) for place, _ in zip(free, list(self.waiting), strict=False)]
         for place, sentence in taken:
@@ -246,6 +249,7 @@ class HostLoop:
                 count += _tiles(taken[0][1].source)
                 part.append(taken.pop(0))
             self._encode(part, count)
+        self.spent["encode"] += time.perf_counter() - began
 
     def _write_limits(self, taken: Sequence[tuple[int, Sentence]]) -> None:
         pad, unk, eos, first_token = self.symbols

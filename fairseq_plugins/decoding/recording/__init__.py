@@ -1,1 +1,1 @@
-"""What a run leaves behind: statistics, traces."""
+"""What a run leaves behind: statistics, traces, the profile."""
