@@ -87,6 +87,8 @@ def find_files(
     settings = LoadSettings.read(Path(where))
     options = dict(settings.options)
     saved = options.pop("source_lang", None), options.pop("target_lang", None)
+    # A converted Marian model has dictionaries of src and tgt: its languages are names, by whose rules text is split.
+    are_names = not any(languages) and {"src", "tgt", None}.isdisjoint(saved) and Path(where, "dict.src.txt").is_file()
     languages = languages if any(languages) else saved
     if not finds_dictionaries:
         source, target = named = (languages[0] or "", languages[1] or "")
@@ -95,7 +97,8 @@ def find_files(
         source, target = find_languages(Path(where))
         named = (str(languages[0]), str(languages[1]))
     else:
-        source, target = named = find_languages(Path(where), languages)
+        source, target = find_languages(Path(where), (None, None) if are_names else languages)
+        named = (str(languages[0]), str(languages[1])) if are_names else (source, target)
     found = find_subwords(Path(where), subwords)
     for option, paths in (("--path", str(verifier)), ("--drafter-path", str(drafter))):
         for path in paths.split(":"):

@@ -75,7 +75,8 @@ def _to_int8(source: Path, target: Path, languages: tuple[str | None, str | None
     settings = LoadSettings.read(source)
     if settings.options.get("int8"):
         raise ConfigurationError(None, source, "its weights are in int8 already")
-    pair = None if settings.languages else find_languages(source, languages)
+    is_named = "source_lang" in settings.options and not any(languages)
+    pair = None if settings.languages or is_named else find_languages(source, languages)
     write_int8(source, target, pair)
 
 

@@ -13,7 +13,7 @@ from fairseq_plugins.conversion.checks import check_decodes, check_subwords
 from fairseq_plugins.conversion.families import Config
 from fairseq_plugins.conversion.generation import generation_options
 from fairseq_plugins.conversion.settings import LoadSettings
-from fairseq_plugins.conversion.vocabulary import Vocabulary, byte_level_bpe, text_files
+from fairseq_plugins.conversion.vocabulary import Vocabulary, byte_level_bpe, marian_languages, text_files
 from fairseq_plugins.conversion.weights import fairseq_weights, read_weights
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.checksums import write_sums
@@ -72,6 +72,8 @@ def _settings_of(config: Config, vocabulary: Vocabulary, ignored: Collection[str
     options = generation_options(config, vocabulary.names, ignored)
     if config["model_type"] == "bart":
         options["source_first_token"] = "<s>"
+    elif config["model_type"] == "marian":
+        options |= marian_languages(config.file.parent)
     languages = {}
     if config["model_type"] in ("m2m_100", "mbart"):
         for symbol in vocabulary.symbols:

@@ -29,7 +29,7 @@ def write_int8(source: Path, target: Path, pair: tuple[str, str] | None) -> None
     """Write a folder whose output is that of `source` with `--int8`; `load` and fairseq's commands read it.
 
     `source` has the checkpoint of a verifier, of its drafter if there is one, dictionaries and subwords. `pair` are its
-    languages, None for a multilingual model. Raises ConfigurationError for files that are missing or do not fit each
+    languages, None for those of its load.json. Raises ConfigurationError for files that are missing or do not fit each
     other, or a folder that cannot be written.
     """
     verifiers = [name for name in (*CHECKPOINTS, "blockwise.pt") if (source / name).is_file()]

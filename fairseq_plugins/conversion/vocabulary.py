@@ -1,6 +1,7 @@
 """The vocabulary of a model in Hugging Face's format: names of its ids, and their order in fairseq's dictionary."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
@@ -30,7 +31,11 @@ class _TokenizerSettings(TypedDict, total=False):
     extra_special_tokens: list[str | _Content] | None
     mask_token: str | _Content | None
     language_codes: str | None
+    source_lang: str | None
+    target_lang: str | None
 
+
+_LANGUAGE_NAME = re.compile(r"[A-Za-z][\w-]*", re.ASCII)
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 """Names of the ids 0 to 3 in fairseq's dictionaries."""
@@ -198,6 +203,15 @@ def _with_added_tokens(folder: Path, names: dict[int, str]) -> dict[int, str]:
                 names[max(names) + 1] = name
                 known.add(name)
     return names
+
+
+def marian_languages(folder: Path) -> dict[str, str]:
+    """Return the languages that Marian's tokenizer names, as options of `load`; empty if it does not name both."""
+    file = first_of(folder, "tokenizer_config.json")
+    settings: _TokenizerSettings = {} if file is None else read_json(file, _TokenizerSettings)
+    named = {"source_lang": settings.get("source_lang"), "target_lang": settings.get("target_lang")}
+    languages = {side: name for side, name in named.items() if name and _LANGUAGE_NAME.fullmatch(name)}
+    return languages if len(languages) == len(named) else {}
 
 
 def _languages_and_mask(settings: _TokenizerSettings) -> Iterator[str]:

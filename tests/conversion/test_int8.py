@@ -91,6 +91,16 @@ def test_other_decoders_read_the_weights_in_fp32(int8: Path) -> None:
 
 def test_models_of_hugging_face(tmp_path: Path) -> None:
     save_model("nllb", tmp_path / "hf")
+    save_model("marian", tmp_path / "marian")
+    (tmp_path / "marian/tokenizer_config.json").write_text('{"source_lang": "deu", "target_lang": "en-GB"}')
+    for source, target in (("marian", "marian.fp32"), ("marian", "marian.int8"), ("marian.fp32", "marian.again")):
+        option = [] if target == "marian.fp32" else ["--int8"]
+        assert cli.main([str(tmp_path / source), str(tmp_path / target), *option]) == 0
+        model = fairseq_plugins.load(tmp_path / target, device="cpu")
+        assert (model.source_lang, model.target_lang) == ("deu", "en-GB")
+    for folder in tmp_path.iterdir():
+        if folder.name != "hf":
+            shutil.rmtree(folder)
     outputs = []
     for name, option in (("fp32", []), ("int8", ["--int8"])):
         assert cli.main([str(tmp_path / "hf"), str(tmp_path / name), *option]) == 0
