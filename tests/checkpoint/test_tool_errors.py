@@ -66,6 +66,7 @@ def test_a_training_resumes_its_own_model(corpus: Corpus, tmp_path: Path, monkey
     monkeypatch.setattr("sys.argv", ["fairseq-train", *command.split()])
     size = explained(run_in_process, "train", f"{command} --verifier-path {corpus.verifier} --block-size 9")
     assert size.startswith(f"{corpus.drafter}: does not fit this training's options")
+    assert "(trained with --block-size 6, not 9; --init-decoder-from would start from its weights); give" in size
     other = explained(run_in_process, "train", f"{command} --verifier-path {tmp_path}/other.pt --block-size 6")
     assert other.startswith("--share-encoder: this drafter was trained on the states of another")
 

@@ -295,8 +295,7 @@ def test_weights_of_another_kind_of_model_are_refused() -> None:
     """Those of --save-dir, --restore-file and --finetune-from-model."""
     task = make_task(30)
     model, longer = (make_drafter(task, block_size=size) for size in (4, 6))
-    remedy = "give another --save-dir, or start from its weights with --init-decoder-from"
-    with refused(f"--block-size 4: the checkpoint was trained with 6; {remedy}"):
+    with pytest.raises(RuntimeError, match="trained with --block-size 6, not 4; --init-decoder-from would start"):
         model.load_state_dict(longer.state_dict())
-    with refused(f"--arch block_nat: the checkpoint holds another model; {remedy}"):
+    with pytest.raises(RuntimeError, match="it is no drafter; --init-decoder-from would start from its weights"):
         model.load_state_dict(make_transformer(task).state_dict())

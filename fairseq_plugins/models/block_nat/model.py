@@ -220,15 +220,16 @@ class BlockNat(TransformerModel):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True, **kwargs: Any) -> Any:
-        remedy = "give another {--save-dir}, or start from its weights with {--init-decoder-from}"
+        # Of a RuntimeError, as of PyTorch's misfits, fairseq-train's line names the file.
+        instead = "--init-decoder-from would start from its weights"
         if "decoder.verifier_fingerprint" not in state_dict:
-            raise ConfigurationError("--arch", "block_nat", "the checkpoint holds another model", remedy)
+            raise RuntimeError(f"it is no drafter; {instead}")
         # Drafters of earlier versions have no counts.
         counts = {f"decoder.{name}": getattr(self.decoder, name) for name in ("target_counts", "survival_counts")}
         state_dict = {**counts, **state_dict}
         trained, size = (given["decoder.survival_counts"].size(1) for given in (state_dict, counts))
         if trained != size:
-            raise ConfigurationError("--block-size", size, f"the checkpoint was trained with {trained}", remedy)
+            raise RuntimeError(f"trained with --block-size {trained}, not {size}; {instead}")
         if self.not_saved:
             trained = int(state_dict["decoder.verifier_fingerprint"])
             if trained != int(self.decoder.verifier_fingerprint):
