@@ -66,7 +66,6 @@ DRAFTERS = _merged(
     st.sampled_from([{}, {"transition_rank": 3}, {"transition_rank": 3, "transition_state": 5}]),
     _flag("share_encoder"),
     _flag("src_embedding_copy"),
-    _flag("positions_every_layer"),
     _flag("decoder_learned_pos"),
     _flag("layernorm_embedding"),
 )
@@ -80,7 +79,6 @@ FEATURE_DRAFTERS = _merged(
     ),
     st.sampled_from([{}, {"transition_rank": 3}, {"transition_rank": 3, "transition_state": 5}]),
     _flag("src_embedding_copy"),
-    _flag("positions_every_layer"),
     _flag("decoder_learned_pos"),
     _flag("layernorm_embedding"),
 )

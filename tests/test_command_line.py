@@ -39,7 +39,7 @@ DECODERS = [
     ("gad++ --top-beta 1 --tau 0.0000001 --drafter-path {drafter}", 1.6),
     ("jacobi", 1.0),
     ("gad --fixed-width --drafter-path {drafter} --active-sentences 3", 1.6),
-    ("hgj --fixed-width --block-size 4 --jacobi-pool", 1.03),
+    ("hgj --fixed-width --block-size 4", 1.0),
 ]
 
 

@@ -99,7 +99,6 @@ class DecoderOptions(TypedDict, total=False):
     int8: bool
     jacobi_init: Literal["pad", "source", "unk"]
     jacobi_length: int
-    jacobi_pool: bool
     min_block: int
     no_compiled_steps: bool
     no_cuda_graphs: bool

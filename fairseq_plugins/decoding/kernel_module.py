@@ -214,7 +214,6 @@ class KernelModule(Protocol):
         embedding: Tensor,
         scale: float,
         positions: Tensor | None,
-        positions_every_layer: bool,
         embedding_norm: AnyNorm,
         final_norm: AnyNorm,
         projection: AnyLinear | None,
@@ -227,7 +226,6 @@ class KernelModule(Protocol):
             embedding: [V, D], in int8 if there are `embedding_scales`.
             scale: factor of the embeddings.
             positions: [P, D]; None for none.
-            positions_every_layer: add positions to the input of every layer.
             embedding_norm, final_norm: of the input, and of the output of pre-norm layers.
             projection: to the vocabulary; None in an encoder.
             embedding_scales: [V].
@@ -302,7 +300,7 @@ class KernelModule(Protocol):
             width: longest draft (default: to the end of the text).
         """
 
-    def jacobi_drafter(self, block: int, window_ratio: float, length: int, initial: int, pool: int) -> AnyDrafter:
+    def jacobi_drafter(self, block: int, window_ratio: float, length: int, initial: int) -> AnyDrafter:
         """Make a drafter by fixed-point iteration (Santilli et al. 2023, Algorithms 1 to 3).
 
         Args:
@@ -310,7 +308,6 @@ class KernelModule(Protocol):
             window_ratio: see `block`.
             length: of an output from which decoding is greedy; negative for never.
             initial: token that begins each position; negative for the source token there.
-            pool: size of the pool of bigrams, which is that of the vocabulary; 0 for none.
         """
 
     def heads_drafter(self, expand: AnyLinear, shrink: AnyLinear, projection: AnyLinear) -> AnyDrafter:

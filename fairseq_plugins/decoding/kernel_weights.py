@@ -200,7 +200,6 @@ class KernelWeights(ABC):
             table,
             float(module.embed_scale),
             self.array(positions),
-            positions_every_layer=getattr(module, "positions_every_layer", False),
             embedding_norm=self.norm(norm(getattr(module, "layernorm_embedding", None))),
             final_norm=self.norm(norm(getattr(module, "layer_norm", None))),
             projection=projection,

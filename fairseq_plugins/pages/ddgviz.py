@@ -130,7 +130,7 @@ def load(cfg: DictConfig) -> TaskSession:
     check_paths(cfg)
     if cfg.generation.prefix_size > 0:
         raise ConfigurationError("--prefix-size", cfg.generation.prefix_size, "cannot be drawn", "leave it out")
-    cfg.task.update(decoding_method="jacobi", drafter_path=None, stats_file=None, jacobi_pool=False)
+    cfg.task.update(decoding_method="jacobi", drafter_path=None, stats_file=None)
     # Skip sentences that are too long, instead of failing for all.
     cfg.dataset.skip_invalid_size_inputs_valid_test = True
     return TaskSession(cfg)

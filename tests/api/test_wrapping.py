@@ -25,7 +25,7 @@ def make_stock_task() -> TranslationTask:
     [
         ({"decoder": "fast"}, 'decoder="fast": no such value; choose from .*greedy'),
         ({"decoder": "greedy", "max_len_b": 5}, "max_len_b: is no option of wrap; give it to load"),
-        ({"decoder": "greedy", "jacobi_pool": True}, 'jacobi_pool: is for decoder="jacobi"'),
+        ({"decoder": "greedy", "jacobi_init": "unk"}, 'jacobi_init="unk": is for decoder="jacobi"'),
     ],
 )
 def test_wrong_options_are_refused_at_once(options: dict[str, Any], message: str) -> None:

@@ -44,9 +44,7 @@ GAINS = [
     (Options("iad", iad_lookup="recent"), "rewriter", None, 4.0),
     (Options("jacobi"), "few words", None, 1.2),
     (Options("jacobi", jacobi_init="source"), "few words", None, 1.2),
-    (Options("jacobi", jacobi_init="unk", jacobi_pool=True), "few words", None, 1.7),
     (Options("gs-jacobi"), "few words", None, 1.4),
-    (Options("gs-jacobi", block_size=7, jacobi_pool=True), "few words", None, 2.0),
     (Options("hybrid-jacobi", block_size=7, jacobi_length=10), "few words", None, 1.02),
 ]
 
@@ -88,7 +86,7 @@ known = cache(Batch)
 
 @pytest.mark.parametrize(("how", "kind", "drafter", "least"), GAINS, ids=str)
 def test_drafts_save_iterations(how: Options, kind: str, drafter: str | None, least: float) -> None:
-    """In both engines as many, unless drafts depend on other sentences: pools and blocks of masks, near the limit."""
+    """In both engines as many, unless drafts depend on other sentences: blocks of masks, near the limit."""
     case = known(kind)
     model = case.drafter(drafter)
 
@@ -98,7 +96,7 @@ def test_drafts_save_iterations(how: Options, kind: str, drafter: str | None, le
     unrounded = Options(how.spec.name, **{**vars(how.options), **({} if model is None else {"fp32_drafts": True})})
     # Dear steps make the policy draft.
     by_policy = Options(how.spec.name, **{**vars(how.options), "fixed_width": False})
-    is_alone, emitted = drafter in (None, "features") and not getattr(how.options, "jacobi_pool", False), {}
+    is_alone, emitted = drafter in (None, "features"), {}
     for name, options, engine in (
         ("kernels", unrounded, None),
         ("PyTorch", how, Engine()),
@@ -119,12 +117,6 @@ def test_drafts_save_iterations(how: Options, kind: str, drafter: str | None, le
     generator, stats = generator_for()
     assert_same_output([row for sample in case.singles() for row in generator.generate([], sample)], case.expected)
     assert emitted_per_iteration(stats.recorded) > least
-    # In PyTorch the pool of a sentence near its limit depends on the others' lengths.
-    if getattr(how.options, "jacobi_pool", False):
-        generator, alone = generator_for(engine=Engine())
-        for sample in case.singles()[:4]:
-            generator.generate([], sample)
-        assert [one.emitted for one in alone.recorded] == [one.emitted for one in stats.recorded[:4]]
 
 
 @pytest.mark.parametrize("make", [NativeWeights, Engine], ids=["native", "torch"])

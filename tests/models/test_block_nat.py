@@ -26,7 +26,7 @@ from tests.support import make_all, make_args, make_drafter, make_sample, make_t
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"src_embedding_copy": True},
-    {"positions_every_layer": True, "decoder_learned_pos": True, "layernorm_embedding": True},
+    {"decoder_learned_pos": True, "layernorm_embedding": True},
     {"decoder_normalize_before": True, "share_encoder": True, "src_embedding_copy": True},
 ]
 

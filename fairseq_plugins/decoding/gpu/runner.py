@@ -96,17 +96,13 @@ class Input:
         return replace(self, kind=InputKind.PRE_NORM, norm=norm) if layer.normalize_before else self
 
     def arguments(
-        self,
-        new_x: Tensor | None = None,
-        normal: Tensor | None = None,
-        table: Tensor | None = None,
-        positions: Tensor | None = None,
+        self, new_x: Tensor | None = None, normal: Tensor | None = None
     ) -> tuple[ProductInput, dict[str, Any]]:
         """Return the input of a kernel, and the constants that belong to it."""
         none, norm = self.x, self.norm or Norm(self.x, self.x)
         assert norm.weight is not None and norm.bias is not None
-        new_x, parts, before, normal, positions = (
-            none if value is None else value for value in (new_x, self.parts, self.bias, normal, positions)
+        new_x, parts, before, normal = (
+            none if value is None else value for value in (new_x, self.parts, self.bias, normal)
         )
         constants = {
             "INPUT": int(self.kind),
@@ -115,9 +111,8 @@ class Input:
             "eps": norm.eps,
         }
         given = ProductInput(
-            self.x, self.x.stride(0), parts, before, norm.weight, norm.bias, new_x, new_x.stride(0), normal,
-            none if table is None else table, 0 if table is None else table.size(0), positions,
-        )  # fmt: skip
+            self.x, self.x.stride(0), parts, before, norm.weight, norm.bias, new_x, new_x.stride(0), normal
+        )
         return given, constants
 
 
@@ -258,7 +253,6 @@ class Runner:
         slots: Tensor | None = None,
         width: int = 0,
         layer_stride: int = 0,
-        position_table: Tensor | None = None,
         normal: Tensor | None = None,
         residual: Tensor | None = None,
         read_rows: Tensor | None = None,
@@ -270,7 +264,7 @@ class Runner:
         `residual_rows` are added to each D outputs. With `read_rows`, one row of each sentence is read.
         """
         tiles = Tiles.of(step.rows, self.model.width, self.dtype)
-        given, constants = state.arguments(new_x, normal, position_table, step.positions)
+        given, constants = state.arguments(new_x, normal)
         split = chunks(layer.inputs, self.dtype)
         parts = 1
         if output == OutputKind.PARTS:
@@ -287,7 +281,7 @@ class Runner:
             step.active if row_map is None else row_map, none if cache is None else cache,
             step.slots if slots is None else slots, step.active, step.rows, step.per_sentence, layer.outputs,
             layer.inputs, 1 if residual is None else residual.size(1), layer_stride, OUTPUT=int(output),
-            ACTIVATION=int(activation), HAS_BIAS=has_bias, ADD=position_table is not None, KEEP=normal is not None,
+            ACTIVATION=int(activation), HAS_BIAS=has_bias, KEEP=normal is not None,
             READS=read_rows is not None, ADDS=residual is not None, MAPS=residual_rows is not None, WIDTH=width,
             ROWS=tiles.rows, OUTPUTS=tiles.outputs, num_warps=tiles.warps, **constants, **split, **self.launch,
         )  # fmt: skip
@@ -296,7 +290,6 @@ class Runner:
         self, step: DecoderStep, layer: Layer, state: Input, cache: Tensor, number: int, kept: Tensor | None
     ) -> Input:
         state, width, rows = state.before(layer, layer.self_norm), self.model.width, step.rows
-        adds = self.model.positions_every_layer and number > 0
         x = state.x
         if state.kind != InputKind.PLAIN:
             x = self.memory.free(rows, state.x) if kept is None else kept
@@ -304,10 +297,7 @@ class Runner:
         first = step
         if number == 0 and step.active_at_first is not None:
             first = replace(step, active=step.active_at_first)
-        self.linear(
-            first, state, layer.self_qkv, query, x, OutputKind.QUERY_KEY_VALUE, cache=cache, width=width,
-            position_table=self.model.positions if adds else None,
-        )  # fmt: skip
+        self.linear(first, state, layer.self_qkv, query, x, OutputKind.QUERY_KEY_VALUE, cache=cache, width=width)
         parts = self.attend(step, layer, Input(query), query, cache, step.bases, step.last_visible, layer.self_out)
         return _sum(x, parts, layer.self_out, layer, layer.self_norm)
 

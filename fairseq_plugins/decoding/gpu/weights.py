@@ -75,7 +75,6 @@ class Transformer:
     embedding: Tensor
     scale: float
     positions: Tensor | None
-    positions_every_layer: bool
     embedding_norm: Norm
     final_norm: Norm
     projection: Linear | None

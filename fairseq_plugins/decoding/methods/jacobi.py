@@ -32,11 +32,6 @@ class JacobiOptions(MethodOptions):
     jacobi_init: ChoiceEnum(["pad", "source", "unk"]) = option(  # type: ignore[valid-type]
         "pad", "first guess of each token: padding, the source token at the same position, or the unknown word"
     )
-    jacobi_pool: bool = option(
-        False,
-        "draft what the verifier last predicted after the same token, even in rejected positions, as in lookahead "
-        "decoding; most useful with --decoder jacobi, whose window is wide",
-    )
     fixed_width: bool = fixed_width_option()
 
 
@@ -81,8 +76,7 @@ def _block(options: JacobiOptions) -> int | None:
 
 def _build(context: MethodContext, options: JacobiOptions) -> Method:
     length = getattr(options, "jacobi_length", None)
-    pool = len(context.target) if options.jacobi_pool else 0
-    drafter = JacobiDrafter(context.target.pad(), _block(options), length, _initial(context, options), pool)
+    drafter = JacobiDrafter(context.target.pad(), _block(options), length, _initial(context, options))
     return draft_and_verify(context, drafter)
 
 
@@ -93,7 +87,6 @@ def _build_kernels(context: MethodContext, options: JacobiOptions) -> KernelMeth
         window_ratio=WINDOW_RATIO,
         length=-1 if length is None else length,
         initial=-1 if initial is None else initial,
-        pool=len(context.target) if options.jacobi_pool else 0,
     )
     width = min(_block(options) or _MAX_WIDTH + 1, _MAX_WIDTH + 1) - 1
     has_policy = not options.fixed_width and width > 0

@@ -72,7 +72,6 @@ class CachedDecoder:
         self.embedding_norm = norm(decoder.layernorm_embedding)
         self.final_norm = norm(decoder.layer_norm)
         # Only drafters have this: see models/block_nat.
-        self.positions_every_layer: bool = getattr(decoder, "positions_every_layer", False)
         if projection is None:
             self.output_layer = engine.rowwise(decoder.output_layer)
         else:
@@ -172,8 +171,6 @@ class CachedDecoder:
             states.append(x)
         attention = self._attention(layout, x.dtype, self.cross.size(2))
         for index, layer in enumerate(self.layers):
-            if self.positions_every_layer and index > 0 and position is not None:
-                x = x + position
             x = self.engine.layer(
                 layer,
                 x,

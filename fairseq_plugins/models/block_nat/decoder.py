@@ -63,7 +63,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, padding: Tensor) -> Tenso
 class BlockNatDecoder(TransformerDecoder):
     """Decoder of `block_nat`; its layers and weights are those of fairseq's Transformer decoder."""
 
-    # CachedDecoder supports the additions of this class: mask vectors, and positions before every layer.
+    # CachedDecoder supports the addition of this class: mask vectors.
     runs_in_cached_decoder = True
 
     def __init__(self, args: Namespace, dictionary: Dictionary, embed_tokens: nn.Embedding) -> None:
@@ -74,7 +74,6 @@ class BlockNatDecoder(TransformerDecoder):
         self.drafter_attention: str = "features" if self.reads_features else args.drafter_attention
         if self.reads_features:
             self.reader = FeatureReader(layer_numbers(args.feature_layers), len(self.layers), self.embed_dim)
-        self.positions_every_layer: bool = args.positions_every_layer
         self.mask_vector = nn.Parameter(torch.randn(width) * width**-0.5 * self.embed_scale)
         rank: int = args.transition_rank
         self.transition = None
@@ -159,13 +158,10 @@ class BlockNatDecoder(TransformerDecoder):
         x = torch.where(is_mask, self.mask_vectors(positions, encoder_out).to(x), x)
         if self.project_in_dim is not None:
             x = self.project_in_dim(x)
-        position = None
         if self.embed_positions is not None:
             table = position_table(self, blocks.prefix_width + blocks.block_size)
             assert table is not None
-            position = table[positions.clamp(max=table.size(0) - 1)]
-            x = x + position
-            position = position.transpose(0, 1)
+            x = x + table[positions.clamp(max=table.size(0) - 1)]
         contexts = None
         if features is not None:
             contexts, added = self.reader(features)
@@ -177,10 +173,7 @@ class BlockNatDecoder(TransformerDecoder):
         memory, padding = encoder_out["encoder_out"][0], encoder_out["encoder_padding_mask"][0]
         numbers = {layer: number for number, layer in enumerate(self.layers.children())}
         for layer in self.layers:  # with LayerDrop, some of them
-            index = numbers[layer]
-            if self.positions_every_layer and index > 0 and position is not None:
-                x = x + position
-            context = None if contexts is None else contexts[index]
+            context = None if contexts is None else contexts[numbers[layer]]
             if context is not None and layer.normalize_before:
                 context = layer.self_attn_layer_norm(context)
             x = layer(x, memory, padding, self_attn_mask=Attended(blocks.visible[:, None], context))[0]

@@ -49,8 +49,6 @@ def add_options(parser: ArgumentParser) -> None:
     add("--transition-state", type=int, metavar="WIDTH", help=state)
     dropout = "dropout of the recurrent state's input and output (default: 0.3)"
     add("--transition-dropout", type=float, metavar="P", help=dropout)
-    positions = "add position embeddings before every decoder layer, not only the first"
-    add("--positions-every-layer", action="store_true", help=positions)
 
 
 def set_defaults(args: Namespace) -> None:
@@ -63,7 +61,7 @@ def set_defaults(args: Namespace) -> None:
     args.transition_state = getattr(args, "transition_state", None) or 0
     dropout = getattr(args, "transition_dropout", None)
     args.transition_dropout = 0.3 if dropout is None else dropout
-    for name in ("share_encoder", "src_embedding_copy", "positions_every_layer", "tune_verifier"):
+    for name in ("share_encoder", "src_embedding_copy", "tune_verifier"):
         setattr(args, name, getattr(args, name, False))
     if args.drafter_context == "features":
         args.share_encoder = True

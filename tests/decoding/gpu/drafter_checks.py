@@ -172,9 +172,9 @@ def check_copying_methods() -> None:
 
 
 def check_jacobi() -> None:
-    """Whole sentences, from the source; blocks up to a length, with a pool."""
+    """Whole sentences, from the source; blocks up to a length."""
     compare(Options("jacobi", jacobi_init="source"), together=True)
-    compare(Options("hybrid-jacobi", 4, jacobi_length=5, jacobi_pool=True))
+    compare(Options("hybrid-jacobi", 4, jacobi_length=5))
 
 
 def check_heads() -> None:

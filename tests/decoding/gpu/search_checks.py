@@ -75,7 +75,6 @@ def check_features() -> None:
     for seed, options, drafter_options, lengths in (
         (10, {}, {"transition_rank": 3, "transition_state": 5, "src_embedding_copy": True}, LENGTHS),
         (15, PRE_NORM, {"decoder_normalize_before": True, "transition_rank": 3, "decoder_layers": 2}, LENGTHS[1:2]),
-        (25, PRE_NORM, {"positions_every_layer": True}, LENGTHS[1:2]),
     ):
         model = make_transformer(TASK, 2, **{**SMALL, **options})
         sizes = {**SMALL, "decoder_layers": 1, "drafter_context": "features", **drafter_options}

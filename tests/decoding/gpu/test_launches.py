@@ -125,7 +125,7 @@ def _on_meta(model: Any) -> Any:
         ("fast-beam", {}, None),
         ("iad", {"iad_lookup": "recent"}, None),
         ("reuse", {"iad_fallback": "gad"}, {"drafter_context": "tokens"}),
-        ("hybrid-jacobi", {"jacobi_pool": True}, None),
+        ("hybrid-jacobi", {}, None),
         ("gad", {}, {"transition_rank": 4, "transition_state": 4, "src_embedding_copy": True}),
         ("gad++", {"top_beta": 3, "tau": 1.0}, {"drafter_context": "tokens", "share_encoder": True}),
         ("blockwise", {"top_beta": 3}, None),

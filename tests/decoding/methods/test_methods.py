@@ -43,9 +43,9 @@ def test_decoders_are_all_names_and_aliases() -> None:
 
 
 def test_shared_options() -> None:
-    assert USERS["jacobi_pool"] == ["jacobi", "gs-jacobi", "hybrid-jacobi"]
-    assert USERS["fixed_width"] == ["gad", "blockwise", "reuse", "iad", *USERS["jacobi_pool"]]
-    assert CONFIG["jacobi_pool"].metadata["help"].startswith("jacobi, gs-jacobi, hybrid-jacobi: ")
+    assert USERS["jacobi_init"] == ["jacobi", "gs-jacobi", "hybrid-jacobi"]
+    assert USERS["fixed_width"] == ["gad", "blockwise", "reuse", "iad", *USERS["jacobi_init"]]
+    assert CONFIG["jacobi_init"].metadata["help"].startswith("jacobi, gs-jacobi, hybrid-jacobi: ")
     # Two methods with an option of one name that means something else.
     shared = CONFIG["top_beta"].metadata["help"]
     assert "gad++: accept drafted tokens" in shared and "blockwise: accept drafted tokens" in shared

@@ -26,7 +26,7 @@ DECODERS = {
     "reuse": copies,
     "reuse in full": lambda: Call(Options("reuse")),
     "jacobi": lambda: Call(Options("jacobi")),
-    "hybrid-jacobi": lambda: Call(Options("hybrid-jacobi", 4, jacobi_pool=True)),
+    "hybrid-jacobi": lambda: Call(Options("hybrid-jacobi", 4)),
     "iad": lambda: Call(Options("iad", iad_lookup="recent")),
     "beams": lambda: beams(),
 }

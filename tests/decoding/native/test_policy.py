@@ -309,9 +309,9 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
     ("iad", {"iad_lookup": "recent"}),
     ("reuse", {}),
     ("jacobi", {}),
-    ("jacobi", {"jacobi_pool": True, "jacobi_init": "source"}),
+    ("jacobi", {"jacobi_init": "source"}),
     ("gs-jacobi", {"block_size": 3}),
-    ("hybrid-jacobi", {"jacobi_length": 7, "jacobi_pool": True}),
+    ("hybrid-jacobi", {"jacobi_length": 7}),
 ]
 
 

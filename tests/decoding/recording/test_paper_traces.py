@@ -126,7 +126,6 @@ JACOBI_SETTINGS = [
     {"block_size": None, "length": None},
     {"block_size": 5, "length": None},
     {"block_size": 3, "length": 7},
-    {"block_size": None, "length": None, "pool": 100},
 ]
 
 

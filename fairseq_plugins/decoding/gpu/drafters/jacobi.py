@@ -12,19 +12,17 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.gpu.batch import Batch
 from fairseq_plugins.decoding.gpu.drafter import Drafter, lengths_up_to
-from fairseq_plugins.decoding.gpu.kernels.jacobi import draft_predictions, forget, keep_predictions
-from fairseq_plugins.decoding.gpu.search import Encoded, GreedySearch, Verified
+from fairseq_plugins.decoding.gpu.kernels.jacobi import draft_predictions, keep_predictions
+from fairseq_plugins.decoding.gpu.search import GreedySearch, Verified
 from fairseq_plugins.decoding.kernel_module import GivenDrafts
-
-_FILLED = 1024  # tokens of the pool that a program forgets
 
 
 class JacobiDrafter(Drafter):
     """Drafts the verifier's predictions; arguments as for `KernelModule.jacobi_drafter`."""
 
-    def __init__(self, block: int, window_ratio: float, length: int, initial: int, pool: int) -> None:
+    def __init__(self, block: int, window_ratio: float, length: int, initial: int) -> None:
         self.block_size, self.window_ratio, self.length = block, window_ratio, length
-        self.initial, self.pool_size = initial, pool
+        self.initial = initial
         longest = lengths_up_to(block - 1 if block else 2**30)
         self.widths = longest[-1:] if block else longest
 
@@ -33,7 +31,6 @@ class JacobiDrafter(Drafter):
         super().allocate(search)
         self.block = torch.ones(1, dtype=torch.int32, device=device)
         self.tails = torch.zeros(places, self.width + 1, dtype=torch.int32, device=device)
-        self.pool = torch.full((places, max(self.pool_size, 1)), -1, dtype=torch.int32, device=device)
 
     def begin_batch(self, sources: Sequence[Sequence[int]], max_len: int, drafts: GivenDrafts) -> int:
         """Set the number of positions that are solved in parallel."""
@@ -44,19 +41,10 @@ class JacobiDrafter(Drafter):
         self.block.fill_(block)
         return block - 1
 
-    def begin(self, batch: Batch, encoded: Encoded) -> None:
-        """Empty the pools of new sentences."""
-        if self.pool_size:
-            grid = (batch.sizes.places, triton.cdiv(self.pool_size, _FILLED))
-            forget[grid](
-                batch.arguments, self.pool, self.pool_size, FILLED=_FILLED, num_warps=4, **self.launch,
-            )  # fmt: skip
-
     def draft(self, batch: Batch, places: int, width: int) -> None:
         draft_predictions[(places,)](
-            batch.arguments, self.tails, self.pool, self.block, self.tails.stride(0), self.pool_size, width,
-            self.length, self.initial, LIMITED=self.length >= 0, FROM_SOURCE=self.initial < 0,
-            HAS_POOL=self.pool_size > 0,
+            batch.arguments, self.tails, self.block, self.tails.stride(0), width, self.length, self.initial,
+            LIMITED=self.length >= 0, FROM_SOURCE=self.initial < 0,
             STEPS=triton.next_power_of_2(width), num_warps=4, **self.launch,
         )  # fmt: skip
 
@@ -64,7 +52,6 @@ class JacobiDrafter(Drafter):
         step = verified.step
         predicted: Tensor = verified.predicted
         keep_predictions[(step.rows // step.per_sentence,)](
-            batch.arguments, predicted, self.tails, self.pool, self.tails.stride(0), self.pool_size, step.per_sentence,
-            HAS_POOL=self.pool_size > 0,
+            batch.arguments, predicted, self.tails, self.tails.stride(0), step.per_sentence,
             STEPS=triton.next_power_of_2(step.per_sentence), num_warps=4, **self.launch,
         )  # fmt: skip

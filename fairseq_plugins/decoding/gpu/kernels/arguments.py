@@ -74,9 +74,6 @@ class ProductInput(NamedTuple):
     new_x: Tensor  # [rows, width], the new residual
     new_stride: int
     normal: Tensor  # [rows, width], the normalised input, where KEEP
-    table: Tensor  # [table_size, width], positional embeddings that are added to the residual, where ADD
-    table_size: int
-    positions: Tensor  # [rows]
 
 
 class PathLayers(NamedTuple):

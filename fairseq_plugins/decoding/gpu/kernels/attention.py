@@ -83,7 +83,7 @@ def attend(
             shift = tl.load(query_bias + number, mask=is_dim, other=0.0).to(tl.float32)
         projected = product(
             given, query_weight, row, number, rows, width, width, 0, width, (head == 0) & is_first, eps, INPUT, NPARTS,
-            HAS_BEFORE, False, False, ROWS, HEAD, CHUNK, CHUNKS, EVEN, PDL,
+            HAS_BEFORE, False, ROWS, HEAD, CHUNK, CHUNKS, EVEN, PDL,
         )  # fmt: skip
         queries = (projected + shift[None, :]).to(given.x.dtype.element_ty)
         last = tl.zeros((ROWS,), tl.int32) + last

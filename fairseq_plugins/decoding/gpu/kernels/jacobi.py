@@ -1,27 +1,24 @@
-"""The Triton kernels of Jacobi decoding: draft what was predicted, keep predictions, forget those of old sentences."""
+"""The Triton kernels of Jacobi decoding: draft what was predicted, and keep predictions."""
 
 import triton
 import triton.language as tl
 
 from fairseq_plugins.decoding.gpu.kernels.constants import PAD, TOKENS
 from fairseq_plugins.decoding.gpu.kernels.drafts import most_drafted
-from fairseq_plugins.decoding.gpu.kernels.layers import before_overwriting, wait
+from fairseq_plugins.decoding.gpu.kernels.layers import wait
 
 
 @triton.jit
 def draft_predictions(
     batch,  # `Places`
     tails,  # [B, tail_stride], the predictions after the emitted tokens; -1 for none
-    pool,  # [B, pool_size], the verifier's last prediction after each token; -1 for none
     block,  # [1], positions solved in parallel
     tail_stride,
-    pool_size,
     width,
     most_parallel,  # length of the output from which decoding is greedy, where LIMITED
     initial,  # first guess of every position, unless FROM_SOURCE
     LIMITED: tl.constexpr,
     FROM_SOURCE: tl.constexpr,
-    HAS_POOL: tl.constexpr,
     STEPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -47,14 +44,7 @@ def draft_predictions(
         guess = tl.load(batch.source + sentence * batch.source_stride + place, mask=is_token, other=0)
         guess = tl.where(is_token, guess, tl.load(batch.place_limits + sentence * TOKENS + PAD))
     token = tl.where(predicted >= 0, predicted, guess)
-    if HAS_POOL:
-        last = tl.load(batch.tokens + sentence * batch.columns + length)
-        for number in range(0, count):
-            found = tl.load(pool + sentence * pool_size + last, mask=last < pool_size, other=-1)
-            last = tl.where(found >= 0, found, tl.sum(tl.where(step == number, token, 0), 0))
-            tl.store(batch.draft + sentence * batch.draft_stride + number, last)
-    else:
-        tl.store(batch.draft + sentence * batch.draft_stride + step, token, step < count)
+    tl.store(batch.draft + sentence * batch.draft_stride + step, token, step < count)
     tl.store(batch.num_drafted + sentence, count)
 
 
@@ -63,11 +53,8 @@ def keep_predictions(
     batch,  # `Places`
     predicted,  # [B * per_sentence], the best token after each row
     tails,
-    pool,
     tail_stride,
-    pool_size,
     per_sentence,
-    HAS_POOL: tl.constexpr,
     STEPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -81,28 +68,3 @@ def keep_predictions(
     step = tl.arange(0, STEPS)
     following = tl.load(own + number + step, mask=number + step <= count, other=-1)
     tl.store(tails + sentence * tail_stride + step, following, step < tail_stride)
-    if HAS_POOL:
-        # As Lookahead's n-gram pool (arXiv 2402.02057), with bigrams: a drafted token and the prediction after it. Of
-        # equal tokens the last one counts.
-        before = tl.load(batch.tokens + sentence * batch.columns + tl.load(batch.lengths + sentence) - number)
-        for start in range(0, count + 1, 32):
-            at = start + tl.arange(0, 32)
-            is_row = at <= count
-            token = tl.load(batch.draft + sentence * batch.draft_stride + at - 1, mask=is_row & (at > 0), other=0)
-            token = tl.where(at > 0, token, before)
-            is_again = (token[:, None] == token[None, :]) & (at[:, None] < at[None, :]) & is_row[None, :]
-            is_last = tl.max(is_again.to(tl.int32), 1) == 0
-            value = tl.load(own + at, mask=is_row, other=0)
-            tl.store(pool + sentence * pool_size + token, value, is_row & is_last & (token < pool_size))
-            before_overwriting()
-
-
-@triton.jit
-def forget(batch, pool, pool_size, FILLED: tl.constexpr, PDL: tl.constexpr):
-    """Empty the pools of new sentences, which have no output yet. Grid: (sentences, parts of the pool)."""
-    sentence = tl.program_id(0)
-    wait(PDL)
-    if tl.load(batch.lengths + sentence) > 0:
-        return
-    token = tl.program_id(1) * FILLED + tl.arange(0, FILLED)
-    tl.store(pool + sentence * pool_size + token, tl.full((FILLED,), -1, tl.int32), token < pool_size)

@@ -59,16 +59,8 @@ def is_live(active, row, rows, per_sentence):
 
 
 @triton.jit
-def _add_position(sum, given, row, column, ok, rows, width):
-    position = tl.minimum(tl.load(given.positions + row, mask=row < rows, other=0), given.table_size - 1)
-    return sum + tl.load(given.table + position[:, None] * width + column[None, :], mask=ok, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _residual(
-    given, row, column, ok, rows, width, NPARTS: tl.constexpr, HAS_BEFORE: tl.constexpr, ADD: tl.constexpr
-):  # fmt: skip
-    """Return x plus the partial results, the bias that belongs to these, and where ADD the positions, in fp32."""
+def _residual(given, row, column, ok, rows, width, NPARTS: tl.constexpr, HAS_BEFORE: tl.constexpr):
+    """Return x plus the partial results and the bias that belongs to these, in fp32."""
     sum = tl.load(given.x + row[:, None] * given.stride + column[None, :], mask=ok, other=0.0).to(tl.float32)
     # Four parts at a time are in flight: more would not fit the registers.
     for first in tl.range(0, NPARTS - NPARTS % 4, 4):
@@ -79,8 +71,6 @@ def _residual(
         sum += tl.load(given.parts + (part * rows + row[:, None]) * width + column[None, :], mask=ok, other=0.0)
     if HAS_BEFORE:
         sum += tl.load(given.before + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
-    if ADD:
-        sum = _add_position(sum, given, row, column, ok, rows, width)
     return sum
 
 
@@ -100,7 +90,6 @@ def product(
     INPUT: tl.constexpr,
     NPARTS: tl.constexpr,
     HAS_BEFORE: tl.constexpr,
-    ADD: tl.constexpr,
     KEEP: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
@@ -138,7 +127,7 @@ def product(
         for chunk in tl.static_range(CHUNKS):
             at = column + chunk * CHUNK
             ok = is_row & (at[None, :] < inputs)
-            sum = _residual(given, row, at, ok, rows, inputs, NPARTS, HAS_BEFORE, ADD and INPUT == PRE_NORM)
+            sum = _residual(given, row, at, ok, rows, inputs, NPARTS, HAS_BEFORE)
             mean += tl.sum(sum, 1)
         mean = mean / inputs
         variance = tl.zeros((ROWS,), dtype=tl.float32)
@@ -147,7 +136,7 @@ def product(
                 at = column + chunk * CHUNK
                 ok = is_row & (at[None, :] < inputs)
                 if CHUNKS > 1:
-                    sum = _residual(given, row, at, ok, rows, inputs, NPARTS, HAS_BEFORE, ADD and INPUT == PRE_NORM)
+                    sum = _residual(given, row, at, ok, rows, inputs, NPARTS, HAS_BEFORE)
                 centred = tl.where(at[None, :] < inputs, sum - mean[:, None], 0.0)
                 variance += tl.sum(centred * centred, 1)
         factor = tl.rsqrt(variance / inputs + eps)
@@ -155,7 +144,7 @@ def product(
             at = column + chunk * CHUNK
             ok = is_row & (at[None, :] < inputs)
             if CHUNKS > 1:
-                sum = _residual(given, row, at, ok, rows, inputs, NPARTS, HAS_BEFORE, ADD and INPUT == PRE_NORM)
+                sum = _residual(given, row, at, ok, rows, inputs, NPARTS, HAS_BEFORE)
                 if INPUT != SUM:
                     scale = tl.load(given.norm_weight + at, mask=at < inputs, other=0.0)
                     shift = tl.load(given.norm_bias + at, mask=at < inputs, other=0.0)
@@ -164,8 +153,6 @@ def product(
             else:
                 values = (sum - mean[:, None]) * factor[:, None] * scale[None, :].to(tl.float32)
                 values += shift[None, :].to(tl.float32)
-            if ADD and INPUT == POST_NORM:
-                values = _add_position(values, given, row, at, ok, rows, inputs)
             to = given.new_x + row[:, None] * given.new_stride + at[None, :]
             if stores:
                 if INPUT == POST_NORM:
@@ -218,7 +205,6 @@ def linear(
     NPARTS: tl.constexpr,
     HAS_BEFORE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    ADD: tl.constexpr,
     KEEP: tl.constexpr,
     READS: tl.constexpr,
     ADDS: tl.constexpr,
@@ -253,7 +239,7 @@ def linear(
         last = tl.minimum(first + CHUNK * CHUNKS, inputs)
     total = product(
         given, weight, row, output, rows, outputs, inputs, first, last, tl.program_id(0) == 0, eps, INPUT, NPARTS,
-        HAS_BEFORE, ADD, KEEP, ROWS, OUTPUTS, CHUNK, CHUNKS, EVEN, PDL,
+        HAS_BEFORE, KEEP, ROWS, OUTPUTS, CHUNK, CHUNKS, EVEN, PDL,
     )  # fmt: skip
     is_row, is_output = row[:, None] < rows, output[None, :] < outputs
     ok = is_row & is_output

@@ -78,7 +78,7 @@ def vocabulary(
         offset = tl.load(bias + output, mask=output < all_outputs, other=0.0).to(tl.float32)
     total = product(
         given, weight, of_step, output, rows, all_outputs, inputs, 0, inputs, tile == 0, eps, INPUT, NPARTS, HAS_BEFORE,
-        False, KEEP, ROWS, OUTPUTS, CHUNK, CHUNKS, EVEN, PDL,
+        KEEP, ROWS, OUTPUTS, CHUNK, CHUNKS, EVEN, PDL,
     )  # fmt: skip
     total += offset[None, :]
     if FURTHER:

@@ -48,11 +48,11 @@ def write_states(
         offset = tl.load(bias + layer * outputs + output, mask=output < outputs, other=0.0).to(tl.float32)
     given = ProductInput(
         read + layer * width, read_stride, read, read, norm_weight + layer * width, norm_bias + layer * width, read, 0,
-        read, read, 0, slots,
+        read,
     )  # fmt: skip
     total = product(
         given, weight + layer * outputs * width, row, output, rows, outputs, width, 0, width, False, eps, INPUT, 0,
-        False, False, False, ROWS, OUTPUTS, CHUNK, CHUNKS, EVEN, PDL,
+        False, False, ROWS, OUTPUTS, CHUNK, CHUNKS, EVEN, PDL,
     )  # fmt: skip
     total += offset[None, :]
     slot = tl.load(slots + row, mask=row < rows, other=-1)[:, None].to(tl.int64)

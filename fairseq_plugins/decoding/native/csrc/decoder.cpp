@@ -157,7 +157,7 @@ void Decoder::run(Rows& rows, const std::function<void(int64_t, float*)>& input,
             }
         };
     }
-    model->run(x, count, rows.position.data(), attend_self, attend_to_source, keep);
+    model->run(x, count, attend_self, attend_to_source, keep);
 }
 
 }  // namespace spec_dec

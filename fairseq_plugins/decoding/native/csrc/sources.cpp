@@ -66,7 +66,7 @@ int64_t Sources::rows(const std::vector<int64_t>& numbers) const {
 void Sources::encode(const Transformer& encoder, const std::vector<int64_t>& numbers) {
     if (numbers.empty()) return;
     thread_local Floats scratch_memory, packed_memory;
-    std::vector<int64_t> positions, distinct, last_slots(ROW_BLOCK);
+    std::vector<int64_t> distinct, last_slots(ROW_BLOCK);
     for (const int64_t b : numbers) {
         if (distinct.empty() || !are_equal(b, distinct.back())) distinct.push_back(b);
     }
@@ -79,7 +79,6 @@ void Sources::encode(const Transformer& encoder, const std::vector<int64_t>& num
         longest_source = std::max(longest_source, length(b));
         for (int64_t position = 0; position < length(b); ++position, to += width) {
             float* own = embedding.data() + (begins[b] + position) * width;
-            positions.push_back(position);
             encoder.embed(sentence(b)[position], own);
             std::copy_n(own, width, to);
             encoder.add_position(position, to);
@@ -100,7 +99,7 @@ void Sources::encode(const Transformer& encoder, const std::vector<int64_t>& num
             row += length(b);
         }
     };
-    encoder.run(x, count, positions.data(), attend_self, {}, {});
+    encoder.run(x, count, attend_self, {}, {});
     if (!is_packed) return;
     size_t next = 0;
     for (const int64_t b : numbers) {

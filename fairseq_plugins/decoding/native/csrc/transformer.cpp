@@ -75,8 +75,8 @@ void Transformer::add_position(int64_t position, float* x) const {
     for (int i = 0; i < width; ++i) x[i] += from[i];
 }
 
-void Transformer::run(float* x, int64_t rows, const int64_t* row_positions, const Attend& attend_self,
-                      const Attend& attend_source, const std::function<void(size_t, const float*)>& keep) const {
+void Transformer::run(float* x, int64_t rows, const Attend& attend_self, const Attend& attend_source,
+                      const std::function<void(size_t, const float*)>& keep) const {
     thread_local Floats wide_memory, attended_memory, normal_memory;
     int widest = 3 * width;
     for (const Layer& layer : layers) widest = std::max(widest, layer.fc1->outputs);
@@ -95,9 +95,6 @@ void Transformer::run(float* x, int64_t rows, const int64_t* row_positions, cons
             if (!layer.normalize_before) norm.run(x, rows, x);
         };
 
-        if (adds_positions_to_every_layer && index > 0) {
-            for (int64_t row = 0; row < rows; ++row) add_position(row_positions[row], x + row * width);
-        }
         before(layer.self_norm);
         layer.self_qkv->run(input, rows, wide);
         attend_self(index, wide, attended);

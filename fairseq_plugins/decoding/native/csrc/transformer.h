@@ -55,8 +55,7 @@ public:
     std::vector<Layer> layers;
     Embedding embedding;
     float embedding_scale = 1;
-    Table positions;                             // positional embeddings; empty for none. Later positions have the last
-    bool adds_positions_to_every_layer = false;  // --positions-every-layer of drafters
+    Table positions;  // positional embeddings; empty for none. Later positions have the last
     Norm embedding_norm, final_norm;
     SharedLinear projection;    // to the vocabulary; null in an encoder
     SharedLinear screen;        // the projection in int8, which bounds its scores (predictor.h); null for none
@@ -80,9 +79,8 @@ public:
 
     // Runs x[rows][width] through all layers, in place.
     //
-    // positions: [rows]; only read if `adds_positions_to_every_layer`.
     // keep(number, x): called with the states before the first layer (number 0) and after each one; may be empty.
-    void run(float* x, int64_t rows, const int64_t* positions, const Attend& attend_self, const Attend& attend_source,
+    void run(float* x, int64_t rows, const Attend& attend_self, const Attend& attend_source,
              const std::function<void(size_t, const float*)>& keep) const;
 
     // Multiply-adds for each row, attention excluded.

@@ -35,46 +35,29 @@ class JacobiDrafter(Drafter):
             covers the whole target (Algorithm 1).
         length: solve the first h tokens in parallel and the others one by one (Algorithm 3); None for no limit.
         initial: first guess of every position: a symbol, or None for the source token at the same position.
-        pool: size of the dictionary, to draft the verifier's last prediction after each token, right or not (beyond
-            the paper); 0 for no pool.
     """
 
-    def __init__(
-        self, pad: int, block_size: int | None, length: int | None, initial: int | None, pool: int = 0
-    ) -> None:
+    def __init__(self, pad: int, block_size: int | None, length: int | None, initial: int | None) -> None:
         self.pad = pad
         self.block_size = block_size
         self.length = length
         self.initial = initial
-        self.pool_size = pool
         self.block = 1
         self.first_guess = torch.empty(0, 0, dtype=torch.long)
         self.tail = torch.empty(0, 0, dtype=torch.long)
-        # The verifier's last prediction after every token, -1 for none; the last of V + 1 columns takes unused writes.
-        self.pool = torch.empty(0, 0, dtype=torch.long)
-        # The last token before the draft [B, 1], None before the first own draft.
-        self.last: Tensor | None = None
 
     def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         source = sample["net_input"]["src_tokens"]
         self.block = self.block_size or first_window(source)
         self.first_guess = self._first_guess(source)
         self.tail = source.new_empty(source.size(0), 0)
-        self.last = None
-        if self.pool_size:
-            self.pool = source.new_full((source.size(0), self.pool_size + 1), -1)
 
     def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         source = sample["net_input"]["src_tokens"]
         self.first_guess = cat_padded(self.first_guess, self._first_guess(source), dim=1, value=self.pad)
-        new_rows = (0, 0, 0, source.size(0))
-        self.tail = F.pad(self.tail, new_rows, value=-1)
-        if self.pool_size:
-            self.pool = F.pad(self.pool, new_rows, value=-1)
+        self.tail = F.pad(self.tail, (0, 0, 0, source.size(0)), value=-1)
 
     def draft(self, state: DecodingState) -> Draft:
-        if self.pool_size:
-            self.last = state.last_tokens()
         # The verifier predicts one position beyond its guesses: the last one of a block needs no guess.
         num_drafted = self.block - 1 - state.lengths % self.block
         if self.length is not None:
@@ -87,10 +70,7 @@ class JacobiDrafter(Drafter):
             return no_draft(state)
         position = state.lengths[:, None] + torch.arange(width, device=state.tokens.device)
         tokens = self.first_guess.gather(1, position.clamp(max=self.first_guess.size(1) - 1))
-        tokens = _overlay(tokens, self.tail)
-        if self.pool_size:
-            tokens = self._chain(tokens)
-        return Draft(tokens, num_drafted.clamp(max=width))
+        return Draft(_overlay(tokens, self.tail), num_drafted.clamp(max=width))
 
     def observe(self, advance: Advance) -> None:
         """Take predictions for positions that are not final yet as their next guesses."""
@@ -99,8 +79,6 @@ class JacobiDrafter(Drafter):
         columns = torch.arange(drafted + 1, device=best.device)
         is_unused = columns > advance.draft.counts()[:, None]
         predicted = best.masked_fill(is_unused, -1)
-        if self.pool_size and self.last is not None:
-            self._remember(advance, is_unused)
         following = advance.num_emitted[:, None] + columns[:-1]
         self.tail = F.pad(predicted, (0, 1), value=-1).gather(1, following.clamp(max=drafted + 1))
 
@@ -109,31 +87,9 @@ class JacobiDrafter(Drafter):
             return source.new_full((source.size(0), 1), self.initial)
         return F.pad(source.gather(1, padding_last(source == self.pad)), (0, 1), value=self.pad)
 
-    def _chain(self, guesses: Tensor) -> Tensor:
-        """Follow the pool from the last token; without an entry the guess [B, K] of the position is used."""
-        last, tokens = self.last, []
-        assert last is not None
-        for guess in guesses.split(1, dim=1):
-            known = self.pool.gather(1, last)
-            last = torch.where(known >= 0, known, guess)
-            tokens.append(last)
-        return torch.cat(tokens, dim=1)
-
-    def _remember(self, advance: Advance, is_unused: Tensor) -> None:
-        """Store bigrams in the pool: a guess and the verifier's token after it.
-
-        These are lookahead decoding's n-grams (Fu et al. 2024, arXiv 2402.02057). Unlike neighbours of one iterate, the
-        second token was predicted given the first.
-        """
-        assert self.last is not None
-        before = torch.cat([self.last, advance.draft.tokens[:, : is_unused.size(1) - 1]], dim=1)
-        self.pool.scatter_(1, before.masked_fill(is_unused, self.pool_size), advance.verification.best)
-
     def select_rows(self, rows: Tensor) -> None:
         self.first_guess = self.first_guess.index_select(0, rows)
         self.tail = self.tail.index_select(0, rows)
-        if self.pool_size:
-            self.pool = self.pool.index_select(0, rows)
 
 
 def _overlay(tokens: Tensor, better: Tensor) -> Tensor:

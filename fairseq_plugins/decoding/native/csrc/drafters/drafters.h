@@ -73,8 +73,8 @@ private:
 
 // Makes a drafter by fixed-point iteration (Santilli et al. 2023, Algorithms 1 to 3). block: positions solved in
 // parallel; 0 for `window_ratio` times the longest source. length: of an output from which decoding is greedy; negative
-// for never. initial: token that begins each position; negative for the source token there. pool: 0 for no bigrams.
-SharedDrafter make_jacobi_drafter(int64_t block, double window_ratio, int64_t length, int64_t initial, int64_t pool);
+// for never. initial: token that begins each position; negative for the source token there.
+SharedDrafter make_jacobi_drafter(int64_t block, double window_ratio, int64_t length, int64_t initial);
 
 // Makes a drafter of heads on the verifier's states (Stern et al. 2018). expand: the shared hidden layer of the heads.
 // shrink: the output layers of the heads 2, 3, ..., one after the other. projection: to the vocabulary.

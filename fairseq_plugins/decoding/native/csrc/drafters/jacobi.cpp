@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <unordered_map>
 
 #include "drafters.h"
 
@@ -15,8 +14,8 @@ constexpr float PROBABILITY = 0.5f;
 
 class JacobiDrafter final : public Drafter {
 public:
-    JacobiDrafter(int64_t block, double window_ratio, int64_t length, int64_t initial, bool has_pool)
-        : fixed_block(block), window_ratio(window_ratio), greedy_from(length), initial(initial), has_pool(has_pool) {}
+    JacobiDrafter(int64_t block, double window_ratio, int64_t length, int64_t initial)
+        : fixed_block(block), window_ratio(window_ratio), greedy_from(length), initial(initial) {}
 
     int64_t max_width(const Batch& batch) const override { return block_of(batch.sources.longest) - 1; }
     bool reads_all_predictions() const override { return true; }
@@ -25,14 +24,12 @@ public:
         stride = block_of(batch.sources.longest);
         blocks.assign(batch.sentences(), stride);
         tails.assign(batch.sentences() * stride, -1);
-        pools.assign(batch.sentences(), {});
     }
 
     void begin(const Batch& batch, const std::vector<int64_t>& sentences) override {
         for (const int64_t b : sentences) {
             if (batch.is_open) blocks[b] = block_of(batch.sources.length(b));
             std::fill_n(tails.begin() + b * stride, stride, -1);
-            pools[b].clear();
         }
     }
 
@@ -43,13 +40,9 @@ public:
             // The verifier predicts one position more than is drafted, so the last position of a block needs no draft.
             int64_t count = block - 1 - length % block;
             if (greedy_from >= 0) count = std::min(count, greedy_from - 1 - length);
-            int64_t last = batch.last_token(b);
             for (int64_t t = 0; t < count && work.drafts.can_add(index); ++t) {
                 const int64_t predicted = tails[b * stride + t];
-                int64_t token = predicted >= 0 ? predicted : initial_token(batch, b, length + t);
-                const auto pooled = pools[b].find(last);
-                if (pooled != pools[b].end()) token = pooled->second;
-                last = token;
+                const int64_t token = predicted >= 0 ? predicted : initial_token(batch, b, length + t);
                 if (!work.drafts.add(index, token, t == 0 ? PROBABILITY : 1)) break;
             }
         }
@@ -64,12 +57,6 @@ public:
             for (int64_t t = 0; t < block; ++t) {
                 const int64_t column = work.emitted[index] + t;
                 tails[b * stride + t] = column <= drafted ? predicted[column] : -1;
-            }
-            // As Lookahead's n-gram pool (arXiv 2402.02057), with bigrams: a drafted token and the prediction after it.
-            int64_t before = work.batch.last_token(b);
-            for (int64_t t = 0; has_pool && t <= drafted; ++t) {
-                pools[b][before] = predicted[t];
-                if (t < drafted) before = work.drafts.token(index, t);
             }
         }
     }
@@ -89,17 +76,15 @@ private:
     const int64_t fixed_block;
     const double window_ratio;
     const int64_t greedy_from, initial;
-    const bool has_pool;
     int64_t stride = 1;           // the largest block
     std::vector<int64_t> blocks;  // [B]
     std::vector<int64_t> tails;   // [B][stride], the next draft; -1 where nothing was predicted
-    std::vector<std::unordered_map<int64_t, int64_t>> pools;  // [B], the verifier's last prediction after each token
 };
 
 }  // namespace
 
-SharedDrafter make_jacobi_drafter(int64_t block, double window_ratio, int64_t length, int64_t initial, int64_t pool) {
-    return std::make_shared<JacobiDrafter>(block, window_ratio, length, initial, pool > 0);
+SharedDrafter make_jacobi_drafter(int64_t block, double window_ratio, int64_t length, int64_t initial) {
+    return std::make_shared<JacobiDrafter>(block, window_ratio, length, initial);
 }
 
 }  // namespace spec_dec

@@ -90,7 +90,7 @@ void bind_drafters(nb::module_& m) {
         .value("NEAREST", Lookup::NEAREST);
     nb::class_<CopyDrafter, Drafter>(m, "CopyDrafter", "Copies the source, or given drafts.")
         .def(nb::init<Lookup, int64_t, int64_t>(), "lookup"_a, "max_match"_a, "width"_a = INT64_MAX);
-    m.def("jacobi_drafter", &make_jacobi_drafter, "block"_a, "window_ratio"_a, "length"_a, "initial"_a, "pool"_a);
+    m.def("jacobi_drafter", &make_jacobi_drafter, "block"_a, "window_ratio"_a, "length"_a, "initial"_a);
     m.def("heads_drafter", &make_heads_drafter, "expand"_a, "shrink"_a, "projection"_a);
     m.def("fallback_drafter", &make_fallback_drafter, "first"_a, "second"_a);
     nb::class_<Acceptance>(m, "Acceptance");

@@ -40,17 +40,15 @@ Embedding embedding_of(const AnyMatrix& embedding, const Maybe<float, 1>& scales
 }
 
 std::shared_ptr<Transformer> transformer(std::vector<Layer> layers, const AnyMatrix& embedding, float scale,
-                                         const Maybe<float, 2>& positions, bool positions_every_layer,
-                                         Norm embedding_norm, Norm final_norm, SharedLinear projection,
-                                         const Maybe<float, 1>& embedding_scales, SharedLinear screen,
-                                         bool scores_later) {
+                                         const Maybe<float, 2>& positions, Norm embedding_norm, Norm final_norm,
+                                         SharedLinear projection, const Maybe<float, 1>& embedding_scales,
+                                         SharedLinear screen, bool scores_later) {
     auto model = std::make_shared<Transformer>();
     model->width = static_cast<int>(embedding.shape(1));
     model->layers = std::move(layers);
     model->embedding = embedding_of(embedding, embedding_scales);
     model->embedding_scale = scale;
     model->positions = table(positions, model->width);
-    model->adds_positions_to_every_layer = positions_every_layer;
     model->embedding_norm = std::move(embedding_norm);
     model->final_norm = std::move(final_norm);
     model->projection = std::move(projection);
@@ -120,9 +118,9 @@ void bind_layers(nb::module_& m) {
         .def_rw("fc2", &Layer::fc2)
         .def_rw("final_norm", &Layer::final_norm);
     nb::class_<Transformer>(m, "Transformer");
-    m.def("transformer", &transformer, "layers"_a, "embedding"_a, "scale"_a, "positions"_a.none(),
-          "positions_every_layer"_a, "embedding_norm"_a, "final_norm"_a, "projection"_a.none(),
-          "embedding_scales"_a.none() = nb::none(), "screen"_a.none() = nb::none(), "scores_later"_a = false);
+    m.def("transformer", &transformer, "layers"_a, "embedding"_a, "scale"_a, "positions"_a.none(), "embedding_norm"_a,
+          "final_norm"_a, "projection"_a.none(), "embedding_scales"_a.none() = nb::none(),
+          "screen"_a.none() = nb::none(), "scores_later"_a = false);
 }
 
 }  // namespace spec_dec
