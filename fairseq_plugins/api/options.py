@@ -95,7 +95,6 @@ class DecoderOptions(TypedDict, total=False):
     fixed_width: bool
     fp32_drafts: bool
     iad_fallback: Literal["none", "gad"]
-    iad_lookup: Literal["unique", "recent"]
     int8: bool
     jacobi_init: Literal["pad", "source", "unk"]
     jacobi_length: int

@@ -164,7 +164,6 @@ class KernelModule(Protocol):
         """The enumeration of what `CopyDrafter` copies.
 
         UNIQUE: the source; only a match that occurs once counts (Aggressive Decoding, Algorithm 1).
-        RECENT: source and output so far; of the longest matches, the last.
         NEAREST: given drafts; long matches near the expected position score best.
         """
 

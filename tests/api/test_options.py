@@ -43,7 +43,7 @@ def test_typed_options_are_those_of_the_task() -> None:
         ({"tokeniser": "moses"}, "tokeniser: no such option; did you mean tokenizer\\?"),
         ({"nbest": 3}, "nbest: no such option; in Python it is num_hypotheses="),
         ({"fp16": True}, 'fp16: no such option; in Python it is precision="fp16"'),
-        ({"zzz": 3, "decoder": "iad"}, "zzz: no such option; there are .*iad_lookup.*docs/options.md"),
+        ({"zzz": 3, "decoder": "iad"}, "zzz: no such option; there are .*iad_fallback.*docs/options.md"),
     ],
 )
 def test_wrong_names_are_answered_with_few(options: dict, message: str) -> None:
@@ -54,7 +54,7 @@ def test_wrong_names_are_answered_with_few(options: dict, message: str) -> None:
 
 def test_copies_load_the_files_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(UA_GEC.parent)
-    model = fairseq_plugins.load("ua-gec", decoder="iad", device="cpu", iad_lookup="recent", fixed_width=True)
+    model = fairseq_plugins.load("ua-gec", decoder="iad", device="cpu", fixed_width=True)
     assert repr(model) == "Model('ua-gec/verifier.pt', decoder='iad')"
     monkeypatch.chdir(tmp_path)
     for copied in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):

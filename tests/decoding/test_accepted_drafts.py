@@ -41,7 +41,6 @@ GAINS = [
     (Options("reuse", 9, iad_fallback="gad"), "random", "features", 1.8),
     (Options("blockwise"), "heads", None, 1.6),
     (Options("iad"), "rewriter", None, 4.0),
-    (Options("iad", iad_lookup="recent"), "rewriter", None, 4.0),
     (Options("jacobi"), "few words", None, 1.2),
     (Options("jacobi", jacobi_init="source"), "few words", None, 1.2),
     (Options("gs-jacobi"), "few words", None, 1.4),

@@ -16,7 +16,7 @@ from fairseq_plugins.decoding.native import kernels
 # What the interface's functions return, as classes of a module.
 CLASSES = {kernel_module.KernelGenerator: "Generator", kernel_module.KernelPolicy: "Policy"}
 # The enumerations that it names.
-MEMBERS = {"Activation": {"RELU", "GELU", "SILU"}, "Lookup": {"UNIQUE", "RECENT", "NEAREST"}}
+MEMBERS = {"Activation": {"RELU", "GELU", "SILU"}, "Lookup": {"UNIQUE", "NEAREST"}}
 
 
 @pytest.fixture(params=["native", "gpu"])

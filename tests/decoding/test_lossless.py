@@ -58,7 +58,7 @@ DECODERS = {
     "gad": of(TRAINED, block_size=[1, 3, 10], fp32_drafts=[True], draft_vocabulary=[0.3, 1.0]),
     "gad++": of(TRAINED, block_size=[1, 3, 10], top_beta=[1, 5], tau=[0.5, 3.0], draft_vocabulary=[0.7, 1.0]),
     "blockwise": of(st.none(), block_size=[2, 3], top_beta=[3, 12], tau=[2.0], min_block=[2]),
-    "iad": of(FALLBACK, block_size=[1, 4], iad_lookup=["recent"], fp32_drafts=[True]),
+    "iad": of(FALLBACK, block_size=[1, 4], fp32_drafts=[True]),
     "reuse": of(FALLBACK, block_size=[1, 3], fp32_drafts=[True]),
     "jacobi": of(st.none(), **GUESSES),
     "gs-jacobi": of(st.none(), block_size=[1, 3, 7], **GUESSES),

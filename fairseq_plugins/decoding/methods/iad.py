@@ -1,10 +1,8 @@
 """Input-guided aggressive decoding: the draft is the rest of the source, for tasks that rewrite their input."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from fairseq.dataclass import ChoiceEnum
-
-from fairseq_plugins.decoding.method import KernelMethod, Method, MethodContext, MethodSpec, draft_and_verify, option
+from fairseq_plugins.decoding.method import KernelMethod, Method, MethodContext, MethodSpec, draft_and_verify
 from fairseq_plugins.decoding.reference.drafters.copying import MAX_MATCH, CopyDrafter, source_texts
 from fairseq_plugins.decoding.trained_drafter import (
     FallbackOptions,
@@ -18,32 +16,20 @@ from fairseq_plugins.decoding.trained_drafter import (
 _MAX_WIDTH = 64  # most tokens of a draft that the policy chooses
 
 
-@dataclass(frozen=True)
-class SourceCopyOptions(FallbackOptions):
-    """Options of `iad`."""
-
-    iad_lookup: ChoiceEnum(["unique", "recent"]) = option(  # type: ignore[valid-type]
-        "unique",
-        "where to copy from: unique = after the last output tokens, if they occur once in the source (Algorithm 1); "
-        "recent = after their most recent longest match in source and output",
-    )
-
-
-def source_copy_drafter(pad: int, lookup: str = "unique") -> CopyDrafter:
+def source_copy_drafter(pad: int) -> CopyDrafter:
     """Make the drafter that copies the source."""
-    return CopyDrafter(lambda sample: source_texts(sample, pad), lookup)
+    return CopyDrafter(lambda sample: source_texts(sample, pad), "unique")
 
 
-def _build(context: MethodContext, options: SourceCopyOptions) -> Method:
-    drafter = source_copy_drafter(context.target.pad(), str(options.iad_lookup))
+def _build(context: MethodContext, options: FallbackOptions) -> Method:
+    drafter = source_copy_drafter(context.target.pad())
     return draft_and_verify(context, with_fallback(drafter, context, options))
 
 
-def _build_kernels(context: MethodContext, options: SourceCopyOptions) -> KernelMethod:
+def _build_kernels(context: MethodContext, options: FallbackOptions) -> KernelMethod:
     # Where text stays as it is, a whole sentence is verified at once.
     weights = replace(context.kernel_weights, many_rows=True)
-    lookup = getattr(weights.module.Lookup, str(options.iad_lookup).upper())
-    drafter = weights.module.CopyDrafter(lookup, MAX_MATCH)
+    drafter = weights.module.CopyDrafter(weights.module.Lookup.UNIQUE, MAX_MATCH)
     policy = None if options.fixed_width else weights.module.Policy(_MAX_WIDTH)
     return KernelMethod(weights, kernel_with_fallback(drafter, context, options), policy=policy)
 
@@ -55,7 +41,7 @@ METHODS = [
         drafts="copy of the source after a unique suffix match",
         accepts="exact top-1",
         paper="Aggressive Decoding, Algorithm 1",
-        options=SourceCopyOptions,
+        options=FallbackOptions,
         needs_drafter=has_fallback,
         copies_source=lambda options: ("--decoder", "iad"),
         check=check_fallback,

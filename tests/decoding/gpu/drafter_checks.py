@@ -164,7 +164,7 @@ def check_copies() -> None:
 
 def check_copying_methods() -> None:
     """Copies of sources and of given drafts, in batches with refilled places."""
-    compare(accepting(3, Options("iad", iad_lookup="recent")))
+    compare(accepting(3, Options("iad")))
     compare(accepting(2, Options("reuse", 4)))
 
 
@@ -248,7 +248,7 @@ def check_no_numbers() -> None:
 
 def check_short_drafts() -> None:
     """Tiles whose rows are all beyond the drafts are not computed."""
-    how, sample = Options("iad", iad_lookup="recent"), make_sample(TASK, [18])
+    how, sample = Options("iad"), make_sample(TASK, [18])
     with mock.patch.object(gpu_drafter, "LENGTHS", (31,)):
         model = make_transformer(TASK, 1, **SMALL)
         backend = GpuBackend(how.spec, how.options, how.context([model], None, TASK), active_sentences=1)

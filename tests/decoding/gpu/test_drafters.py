@@ -46,9 +46,9 @@ def _drafters(decoder: Any) -> dict[str, tuple[Any, list[tuple[int, int]], dict[
     head = linear(2048, WIDTH), linear(WIDTH, 2048)
     rule = gpu.accept_at_least(2, gpu.accept_top_beta(5, 3.0))
     return {
-        "recent": (gpu.CopyDrafter(gpu.Lookup.RECENT, 64), [(2, 511)], {}),
+        "unique": (copies, [(2, 511)], {}),
         "nearest": (gpu.CopyDrafter(gpu.Lookup.NEAREST, 4, 32), [(1, 32)], {}),
-        "jacobi": (gpu.jacobi_drafter(0, 1.5, -1, -1, WORDS), [(2, 511)], {}),
+        "jacobi": (gpu.jacobi_drafter(0, 1.5, -1, -1), [(2, 511)], {}),
         "heads": (heads(), [(PLACES, 9)], {"head": head, "acceptance": rule}),
         "distance": (heads(), [(1, 9)], {"acceptance": gpu.accept_within_distance(1.0, torch.zeros(WORDS))}),
         "tokens": (tokens(), [(PLACES, 10)], {}),
@@ -109,7 +109,7 @@ def test_no_kernel_spills() -> None:
 
         launches |= {found: name for found in record(launch) if found not in launches}
     own = {found: name for found, name in launches.items() if _is_own(found)}
-    assert {"copy_draft", "draft_predictions", "keep_predictions", "forget", "draft_given", "find_undrafted"} <= {
+    assert {"copy_draft", "draft_predictions", "keep_predictions", "draft_given", "find_undrafted"} <= {
         found.name for found in own
     }
     for found, name in own.items():

@@ -123,7 +123,7 @@ def _on_meta(model: Any) -> Any:
     [
         ("greedy", {}, None),
         ("fast-beam", {}, None),
-        ("iad", {"iad_lookup": "recent"}, None),
+        ("iad", {}, None),
         ("reuse", {"iad_fallback": "gad"}, {"drafter_context": "tokens"}),
         ("hybrid-jacobi", {}, None),
         ("gad", {}, {"transition_rank": 4, "transition_state": 4, "src_embedding_copy": True}),

@@ -27,7 +27,7 @@ DECODERS = {
     "reuse in full": lambda: Call(Options("reuse")),
     "jacobi": lambda: Call(Options("jacobi")),
     "hybrid-jacobi": lambda: Call(Options("hybrid-jacobi", 4)),
-    "iad": lambda: Call(Options("iad", iad_lookup="recent")),
+    "iad": lambda: Call(Options("iad")),
     "beams": lambda: beams(),
 }
 

@@ -306,7 +306,6 @@ def test_sentence_that_is_left_over_starts_to_draft() -> None:
 # Drafters without a checkpoint start without counts.
 METHODS: list[tuple[str, dict[str, Any]]] = [
     ("iad", {}),
-    ("iad", {"iad_lookup": "recent"}),
     ("reuse", {}),
     ("jacobi", {}),
     ("jacobi", {"jacobi_init": "source"}),

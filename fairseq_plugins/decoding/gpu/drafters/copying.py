@@ -44,8 +44,6 @@ class CopyDrafter(Drafter):
 
     def begin_batch(self, sources: Sequence[Sequence[int]], max_len: int, drafts: GivenDrafts) -> int:
         longest = max(map(len, sources), default=1)
-        if self.lookup == Lookup.RECENT:
-            longest = max(longest, max_len)
         if self.lookup == Lookup.NEAREST:
             self.texts = drafts
             longest = max((len(text) for texts in self.texts for text in texts), default=1)

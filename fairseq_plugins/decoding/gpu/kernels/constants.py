@@ -48,19 +48,17 @@ class Lookup(IntEnum):
     """Where to copy from, after a suffix of the output is matched in a text.
 
     UNIQUE: the source; only a match that occurs once counts (Aggressive Decoding, Algorithm 1).
-    RECENT: source and output so far; of the longest matches, the last.
     NEAREST: given drafts; long matches near the expected position score best.
     """
 
     UNIQUE = 0
-    RECENT = 1
-    NEAREST = 2
+    NEAREST = 1
 
 
 PLAIN, POST_NORM, PRE_NORM, SUM = (tl.constexpr(int(kind)) for kind in InputKind)
 STORE, PARTS, QUERY_KEY_VALUE, SOURCE_KEY_VALUE = (tl.constexpr(int(kind)) for kind in OutputKind)
 _, RELU, GELU, SILU = (tl.constexpr(int(kind)) for kind in Activation)
-UNIQUE, RECENT, NEAREST = (tl.constexpr(int(lookup)) for lookup in Lookup)
+UNIQUE, NEAREST = (tl.constexpr(int(lookup)) for lookup in Lookup)
 
 # In place of a number of needed rows: all rows of a sentence that is being decoded.
 ALL_ROWS = tl.constexpr(2**30)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from fairseq_plugins.decoding.gpu.kernels.constants import NEAREST, RECENT, UNIQUE
+from fairseq_plugins.decoding.gpu.kernels.constants import NEAREST, UNIQUE
 from fairseq_plugins.decoding.gpu.kernels.drafts import most_drafted, write_draft
 from fairseq_plugins.decoding.gpu.kernels.layers import before_overwriting, wait
 
@@ -13,7 +13,7 @@ _LOWEST = tl.constexpr(-(2**30))
 
 
 @triton.jit
-def _common_suffix(text, end, ok, output, length, max_match, IS_OUTPUT: tl.constexpr):
+def _common_suffix(text, end, ok, output, length, max_match):
     """Return for each end [BLOCK] in a text the number of tokens before it that equal the last of the output.
 
     The beginnings of text and output count as one more equal token.
@@ -32,9 +32,7 @@ def _common_suffix(text, end, ok, output, length, max_match, IS_OUTPUT: tl.const
             count += equal.to(tl.int32)
         depth += 4
         goes_on = (depth < most) & (tl.max(equal.to(tl.int32), 0) > 0)
-    if not IS_OUTPUT:
-        count += ((count == end) & (count == length) & (count < max_match)).to(tl.int32)
-    return count
+    return count + ((count == end) & (count == length) & (count < max_match)).to(tl.int32)
 
 
 @triton.jit
@@ -62,38 +60,26 @@ def copy_draft(
     output = batch.tokens + sentence * batch.columns + 1
     own = texts + sentence * text_stride
     number_of_texts = 1
-    if LOOKUP == RECENT:
-        number_of_texts = 2
     if LOOKUP == NEAREST:
         number_of_texts = tl.load(counts + sentence)
     best, second, begin = 0, 0, 0
     if LOOKUP == NEAREST:
         best = -1
     # The match: first token to copy, and how many there are until the text ends.
-    first, size, is_of_output = 0, 0, 0
+    first, size = 0, 0
     for number in range(0, number_of_texts):
-        is_output = 0
         shift = 0
-        if LOOKUP == RECENT:
-            is_output = number
-        # RECENT searches the output without its last token, which would match itself.
-        if is_output > 0:
-            text_length = tl.maximum(length - 1, 0)
-        else:
-            text_length = tl.load(ends + sentence * end_stride + number) - begin
+        text_length = tl.load(ends + sentence * end_stride + number) - begin
         if LOOKUP == NEAREST:
             shift = tl.load(shifts + sentence * end_stride + number)
         last = text_length
         if LOOKUP == NEAREST:
             last = text_length - 1
         best_of_text, end_of_text = -1, length + shift
-        for start in range(is_output, last + 1, BLOCK):
+        for start in range(0, last + 1, BLOCK):
             end = start + tl.arange(0, BLOCK)
             ok = end <= last
-            if is_output > 0:
-                score = _common_suffix(output, end, ok, output, length, max_match, True)
-            else:
-                score = _common_suffix(own + begin, end, ok, output, length, max_match, False)
+            score = _common_suffix(own + begin, end, ok, output, length, max_match)
             if LOOKUP == NEAREST:
                 score = MATCH_WEIGHT * score - tl.abs(end - length - shift)
             score = tl.where(ok, score, _LOWEST)
@@ -104,15 +90,10 @@ def copy_draft(
             rest = tl.max(tl.where(is_highest, _LOWEST, score), 0)
             runner_up = tl.where(first_end < last_end, highest, rest)
             is_better = highest > best
-            chosen = first_end
-            if LOOKUP == RECENT:
-                is_better = is_better | ((highest > 0) & (highest == best))
-                chosen = last_end
             second = tl.maximum(tl.maximum(second, runner_up), tl.minimum(best, highest))
             best = tl.maximum(best, highest)
-            first = tl.where(is_better, begin + chosen, first)
-            size = tl.where(is_better, text_length - chosen, size)
-            is_of_output = tl.where(is_better, is_output, is_of_output)
+            first = tl.where(is_better, begin + first_end, first)
+            size = tl.where(is_better, text_length - first_end, size)
             end_of_text = tl.where(highest > best_of_text, first_end, end_of_text)
             best_of_text = tl.maximum(best_of_text, highest)
         if LOOKUP == NEAREST:
@@ -123,11 +104,5 @@ def copy_draft(
         size = tl.where(best == second, 0, size)
     step = tl.arange(0, STEPS)
     count = tl.minimum(most_drafted(batch, sentence, width), size)
-    if LOOKUP == RECENT:
-        of_output = tl.where(is_of_output > 0, count, 0)
-        from_output = tl.load(output + first + step, mask=step < of_output, other=0)
-        from_source = tl.load(own + first + step, mask=step < count - of_output, other=0)
-        token = from_output + from_source
-    else:
-        token = tl.load(own + first + step, mask=step < count, other=0)
+    token = tl.load(own + first + step, mask=step < count, other=0)
     write_draft(batch, sentence, step, token, count, STEPS)

@@ -27,14 +27,13 @@ class CopyDrafter(Drafter):
     Without a match the draft is empty. The position is chosen by `lookup`:
 
     unique: after the longest suffix that occurs exactly once (Aggressive Decoding, Algorithm 1).
-    recent: after the most recent of the longest matches in texts and output.
     nearest: at the best score: 8 for every token of the common suffix (at most 4 tokens), minus the distance to the
         expected position, which assumes that tokens were replaced one by one. After an insertion or a deletion the next
         match corrects the expected position.
 
     Args:
         texts_of: returns the texts [B, M, N] of a batch's sentences: ids from column 1 on, then at least one -1.
-        lookup: "unique", "recent" or "nearest".
+        lookup: "unique" or "nearest".
         width: most tokens of a draft; None for no limit.
     """
 
@@ -71,18 +70,11 @@ class CopyDrafter(Drafter):
         if width <= 0:
             return no_draft(state)
         output = torch.cat([self.texts[:, 0, :1], state.tokens[:, 1 : state.span.longest + 1]], dim=1)
-        text = self.texts.flatten(1)
         if self.lookup == "nearest":
             position, found = self._nearest(output, state.lengths)
-        elif self.lookup == "recent":
-            # Without the output's first column, which ends a copy, and its last token, which would match itself.
-            column = torch.arange(output.size(1), device=output.device)
-            outside = (column == 0) | (column >= state.lengths[:, None])
-            text = torch.cat([text, output.masked_fill(outside, -1)], dim=1)
-            position, found = latest_match(suffix_match(endings(text, MAX_MATCH), output, state.lengths))
         else:
             position, found = unique_match(suffix_match(self.endings, output, state.lengths))
-        return Draft(*continuation(text, position, found, width))
+        return Draft(*continuation(self.texts.flatten(1), position, found, width))
 
     def select_rows(self, rows: Tensor) -> None:
         self.texts, self.shifts, self.endings = self.texts[rows], self.shifts[rows], self.endings[rows]
@@ -151,13 +143,6 @@ def unique_match(match: Tensor) -> tuple[Tensor, Tensor]:
         return match.new_zeros(match.size(0)), match[:, 0] > 0
     best = match.topk(2, dim=1)
     return best.indices[:, 0], best.values[:, 0] > best.values[:, 1]
-
-
-def latest_match(match: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the last position with the longest match [B], and whether there is any match [B]."""
-    longest = match.amax(1)
-    positions = torch.arange(match.size(1), device=match.device)
-    return torch.where(match == longest[:, None], positions, -1).amax(1), longest > 0
 
 
 def continuation(text: Tensor, position: Tensor, found: Tensor, width: int) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ constexpr float PROBABILITY[NEAREST_MAX_MATCH + 1] = {0.3f, 0.55f, 0.75f, 0.85f,
 }  // namespace
 
 int64_t CopyDrafter::max_width(const Batch& batch) const {
-    int64_t longest = lookup == Lookup::RECENT || batch.is_open ? batch.limits.max_len : 1;
+    int64_t longest = batch.is_open ? batch.limits.max_len : 1;
     if (copies_sources(batch)) longest = std::max(longest, batch.sources.longest);
     if (!batch.is_open) {
         for (const auto& drafts : batch.drafts) {
@@ -74,15 +74,15 @@ int64_t CopyDrafter::common_suffix(const Text& text, int64_t end, const int64_t*
 }
 
 CopyDrafter::Match CopyDrafter::find(std::vector<Text>& texts, const int64_t* output, int64_t length) const {
-    const bool is_nearest = lookup == Lookup::NEAREST, is_recent = lookup == Lookup::RECENT;
+    const bool is_nearest = lookup == Lookup::NEAREST;
     Match best;
     int64_t best_score = is_nearest ? -1 : 0, second = 0;
-    const auto search = [&](Text& text) {
+    for (Text& text : texts) {
         int64_t best_of_text = -1, shift = text.shift;
-        for (int64_t end = text.is_output; end <= text.length - is_nearest; ++end) {
+        for (int64_t end = 0; end <= text.length - is_nearest; ++end) {
             const int64_t count = common_suffix(text, end, output, length);
             const int64_t score = is_nearest ? MATCH_WEIGHT * count - std::abs(end - length - text.shift) : count;
-            if (score > best_score || (is_recent && count > 0 && score == best_score)) {
+            if (score > best_score) {
                 best_score = score;
                 best = {text, end, count};
             } else {
@@ -94,12 +94,6 @@ CopyDrafter::Match CopyDrafter::find(std::vector<Text>& texts, const int64_t* ou
             }
         }
         text.shift = shift;
-    };
-    for (Text& text : texts) search(text);
-    if (is_recent) {
-        // The output without its last token, which would match itself.
-        Text output_text{output, std::max<int64_t>(length - 1, 0), 0, true};
-        search(output_text);
     }
     return lookup == Lookup::UNIQUE && best_score == second ? Match() : best;
 }

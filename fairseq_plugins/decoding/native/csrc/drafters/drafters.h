@@ -33,9 +33,8 @@ SharedDrafter make_token_drafter(std::shared_ptr<const Transformer> model, std::
 
 // Where to copy from, after a suffix of the output is matched in a text.
 // UNIQUE: the source; only a match that occurs once counts (Aggressive Decoding, Algorithm 1).
-// RECENT: source and output so far; of the longest matches, the last.
 // NEAREST: given drafts; long matches near the expected position score best.
-enum class Lookup { UNIQUE, RECENT, NEAREST };
+enum class Lookup { UNIQUE, NEAREST };
 
 // Drafts by copying a text from the position that matches the end of the output.
 class CopyDrafter final : public Drafter {
@@ -54,7 +53,6 @@ private:
         const int64_t* tokens = nullptr;
         int64_t length = 0;
         int64_t shift = 0;  // position of the last match in the text minus that in the output
-        bool is_output = false;
     };
     struct Match {
         Text text;

@@ -84,10 +84,7 @@ void bind_drafters(nb::module_& m) {
           "projections"_a, "width"_a);
     m.def("token_drafter", &make_token_drafter, "model"_a, "encoder"_a.none(), "path"_a, "mask"_a, "caches_prefix"_a,
           "width"_a);
-    nb::enum_<Lookup>(m, "Lookup")
-        .value("UNIQUE", Lookup::UNIQUE)
-        .value("RECENT", Lookup::RECENT)
-        .value("NEAREST", Lookup::NEAREST);
+    nb::enum_<Lookup>(m, "Lookup").value("UNIQUE", Lookup::UNIQUE).value("NEAREST", Lookup::NEAREST);
     nb::class_<CopyDrafter, Drafter>(m, "CopyDrafter", "Copies the source, or given drafts.")
         .def(nb::init<Lookup, int64_t, int64_t>(), "lookup"_a, "max_match"_a, "width"_a = INT64_MAX);
     m.def("jacobi_drafter", &make_jacobi_drafter, "block"_a, "window_ratio"_a, "length"_a, "initial"_a);
