@@ -16,6 +16,8 @@ from fairseq_plugins.shared.typed_values import read_json
 
 # A token that the model lacks must never be the best one; -1e9 would be infinite in half precision.
 _NEVER = -1e4
+# Of the names of tensors; transformers, too, reads files in which none has it.
+_BASE = "model."
 # The first position of fairseq's learned positions, after `<pad>`.
 _FIRST_POSITION = 2
 _EMBEDDINGS = ("model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
@@ -79,11 +81,13 @@ def fairseq_weights(weights: dict[str, Tensor], config: Config, order: Sequence[
 
     Raises ConfigurationError for a tensor that is missing, unknown, or of another size than the settings say.
     """
+    if not any(name.startswith(_BASE) for name in weights):  # saved from the class without the output, as BartModel
+        weights = {f"{_BASE}{name}": value for name, value in weights.items()}
     _check_sizes(weights, config)
     converted = {}
     for name, value in weights.items():
         if ".layers." in name or ".layer_norm." in name or ".layernorm_embedding." in name:
-            converted[name.removeprefix("model.")] = value
+            converted[name.removeprefix(_BASE)] = value
         elif name not in (*_EMBEDDINGS, "lm_head.weight", "final_logits_bias") and not name.endswith(_POSITIONS):
             problem = f"unknown tensor {name}"
             raise ConfigurationError(None, config.file.parent, problem, "this architecture is not converted")

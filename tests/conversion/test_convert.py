@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,20 @@ def test_shards_are_read(tmp_path: Path) -> None:
     convert(tmp_path / "hf", tmp_path / "both")
     assert not torch.equal(torch.load(tmp_path / "both/verifier.pt")["model"]["encoder.layers.0.fc1.bias"],
                            whole["encoder.layers.0.fc1.bias"])  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["bart", "nllb"])
+def test_tensors_without_the_prefix_of_the_base_model(name: str, tmp_path: Path) -> None:
+    original, folder = save_model(name, tmp_path / "hf"), tmp_path / "base"
+    shutil.copytree(tmp_path / "hf", folder)
+    with torch.no_grad():
+        original.get_input_embeddings().weight[original.config.eos_token_id] *= 2  # ends without BART's bias, too
+    original.model.save_pretrained(folder)
+    assert "shared.weight" in load_file(folder / "model.safetensors")
+    read = type(original).from_pretrained(folder).eval()
+    expected = generated(read, name, max_new_tokens=LONGEST, forced_eos_token_id=None)
+    assert len({tuple(one) for one in expected}) > 11 and len({len(one) for one in expected}) > 3
+    assert converted(name, convert(folder, tmp_path / "out"), max_len_b=LONGEST) == expected
 
 
 @pytest.mark.parametrize("zipped", [True, False])  # torch before 1.6, as in older models of the hub, did not
