@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,11 +61,12 @@ class BatchDecoder:
         """Counts of this thread's last call; for an iterator that has not ended, counts so far."""
         return getattr(self._thread, "statistics", None) or CallStatistics()
 
-    def _tokenize(self, text: str) -> list[str]:
-        """Cut raw text into subwords of the source; none if it shows nothing."""
+    def _tokenize(self, text: str, of_target: bool = False) -> list[str]:
+        """Cut raw text into subwords of the source or the target; none if it shows nothing."""
         if is_blank(text):
             return []
         tokenizer, subwords = self._session.text_tools
+        subwords = self._session.target_bpe if of_target else subwords
         line = text.strip()
         line = tokenizer.encode(line) if tokenizer is not None else line
         line = subwords.encode(line) if subwords is not None else line
@@ -109,7 +111,8 @@ class BatchDecoder:
 
     def _cut(self, given: Any, argument: str, is_one: bool) -> list[list[list[str]]] | None:
         """Return target texts, those of one sentence or of several, as subwords."""
-        return None if given is None else cut_texts([given] if is_one else given, argument, self._tokenize)
+        cut = partial(self._tokenize, of_target=True)
+        return None if given is None else cut_texts([given] if is_one else given, argument, cut)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:

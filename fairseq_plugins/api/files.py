@@ -27,6 +27,7 @@ class ModelFiles:
             that finds its dictionaries by itself.
         subwords: of sentencepiece (`*.model`), GPT-2's bytes (a folder of encoder.json and vocab.bpe), subword-nmt or
             fastBPE (other names); None for text that is cut already.
+        target_subwords: model of sentencepiece for target text; None if `subwords` cut it, too.
         languages: names of source and target for users: of a multilingual model those that were given.
         options: of `load`, which the folder asks for.
     """
@@ -37,6 +38,7 @@ class ModelFiles:
     source_lang: str
     target_lang: str
     subwords: str | None
+    target_subwords: str | None
     languages: tuple[str, str]
     options: dict[str, Any]
 
@@ -100,6 +102,7 @@ def find_files(
         source, target = find_languages(Path(where), (None, None) if are_names else languages)
         named = (str(languages[0]), str(languages[1])) if are_names else (source, target)
     found = find_subwords(Path(where), subwords)
+    of_target = None if subwords is not None else first_of(Path(where), "subwords.target.model")
     for option, paths in (("--path", str(verifier)), ("--drafter-path", str(drafter))):
         for path in paths.split(":"):
             if path.endswith(".safetensors"):
@@ -113,6 +116,7 @@ def find_files(
         target_lang=target,
         # Read at the first sentence, when the program may be in another directory.
         subwords=None if found is None else os.path.abspath(found),
+        target_subwords=None if of_target is None else os.path.abspath(of_target),
         languages=named,
         options=options,
     )

@@ -74,7 +74,8 @@ def load(
         source_lang, target_lang: where the folder's name or files do not say them; of a multilingual model the
             languages to translate from and into.
         subwords: sentencepiece model (`*.model`), or codes of subword-nmt or fastBPE; default: `subwords.model` or
-            `bpe.codes` beside the dictionaries; without any, text is read as subwords with spaces between them.
+            `bpe.codes` beside the dictionaries, and `subwords.target.model` for target text; without any, text is read
+            as subwords with spaces between them.
         tokenizer: what text is cut with before subwords, "moses" or "none"; default: moses with codes of subword-nmt
             or fastBPE if the source dictionary has its marks (`&apos;`, `@-@`), else none.
         device: "cpu", "cuda" or "cuda:N"; default: the current GPU where there is one.
@@ -142,6 +143,7 @@ def _load(shares: Model | None, given: LoadArguments, options: dict[str, Any]) -
     set_text_tools(cfg, files, tokenizer)
     with quiet_fairseq(), torch.random.fork_rng(devices=[]):  # fairseq initialises weights before it loads them
         session = TaskSession(cfg, index)
+        session.target_subwords = files.target_subwords
         if shares is not None:
             session.models = shares._session.models
         check_text_tools(session, files.subwords)

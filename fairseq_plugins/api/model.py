@@ -224,7 +224,7 @@ class Model(BatchDecoder):
 
         Args:
             tokens: subwords of each sentence, without EOS; subwords that the dictionary lacks become the unknown word.
-            drafts, constraints: of each sentence, each as target subwords; see `translate`.
+            drafts, constraints: of each sentence, each as target subwords (see `tokenize_target`); see `translate`.
             numbers: of the sentences, by which samples differ; default: 0, 1, 2 ... Calls that share a text give its
                 line numbers.
             return_scores: without scores, which are NaN then, a decoder that keeps one hypothesis is faster on a CPU.
@@ -316,6 +316,16 @@ class Model(BatchDecoder):
         check_string(text, "text")
         check_characters(text, "text")
         return self._tokenize(text)
+
+    def tokenize_target(self, text: str) -> list[str]:
+        """Split raw text into target subwords, as `translate` does drafts and constraints.
+
+        Raises:
+            ConfigurationError, TypeError: as for `translate`.
+        """
+        check_string(text, "text")
+        check_characters(text, "text")
+        return self._tokenize(text, of_target=True)
 
     def detokenize(self, tokens: Sequence[str]) -> str:
         """Join target subwords to raw text, as `translate` does."""

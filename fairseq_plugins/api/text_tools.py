@@ -65,6 +65,8 @@ def check_text_tools(session: TaskSession, subwords: str | None) -> None:
         _, bpe = session.text_tools
         if bpe is not None:
             bpe.encode("A dog.")
+            subwords = session.target_subwords or subwords
+            session.target_bpe.encode("A dog.")
         if isinstance(bpe, GPT2BPE):
             _check_bytes(bpe.bpe, session)
     except (Exception, SystemExit) as error:  # subword-nmt ends the process

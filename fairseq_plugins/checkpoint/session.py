@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from fairseq import checkpoint_utils, tasks, utils
+from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
 from fairseq.models import FairseqEncoderDecoderModel
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
@@ -28,6 +29,9 @@ class TaskSession:
 
     Models are loaded on first use.
     """
+
+    # A model of sentencepiece for target text, None if --bpe cuts it, too.
+    target_subwords: str | None = None
 
     def __init__(self, cfg: DictConfig, device: int | None = None) -> None:
         self.cfg = cfg
@@ -172,6 +176,14 @@ class TaskSession:
         """The objects of --tokenizer and --bpe, or None."""
         check_sentencepiece(getattr(self.cfg.bpe, "sentencepiece_model", None))
         return self.task.build_tokenizer(self.cfg.tokenizer), self.task.build_bpe(self.cfg.bpe)
+
+    @cached_property
+    def target_bpe(self) -> Any:
+        """The object that cuts target text into subwords, such as drafts and constraints, or None."""
+        if self.target_subwords is None:
+            return self.text_tools[1]
+        check_sentencepiece(self.target_subwords)
+        return SentencepieceBPE(SentencepieceConfig(sentencepiece_model=self.target_subwords))
 
     @cached_property
     def stripped(self) -> Collection[int]:

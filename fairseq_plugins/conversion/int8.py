@@ -21,7 +21,7 @@ from fairseq_plugins.shared.fingerprints import state_fingerprint
 _ROUNDED = re.compile(
     r"(encoder|decoder)\.(embed_tokens|output_projection|layers\.\d+\.(fc1|fc2|(self_attn|encoder_attn)\.\w+_proj))\.weight"
 )
-_TEXT_FILES = ("dict.*.txt", "subwords.model", "bpe.codes", "encoder.json", "vocab.bpe")
+_TEXT_FILES = ("dict.*.txt", "subwords*.model", "bpe.codes", "encoder.json", "vocab.bpe")
 _FINGERPRINT = "decoder.verifier_fingerprint"
 
 

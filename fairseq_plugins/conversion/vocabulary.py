@@ -125,7 +125,7 @@ def byte_level_bpe(folder: Path) -> ByteLevelBPE | None:
 def text_files(folder: Path, bpe: ByteLevelBPE | None, unmerged: Mapping[str, int]) -> dict[str, bytes]:
     """Return the subword model's files for `load`, name -> content; empty for a model without a tokenizer.
 
-    Those of the source suffice: target pieces are joined without a model. Outputs show the names of the tokens that are
+    Marian's has another model for target text: drafts and constraints. Outputs show the names of the tokens that are
     `unmerged` (see `Vocabulary`). Raises ConfigurationError for a tokenizer without its sentencepiece model, which
     cannot be made from it either.
     """
@@ -151,7 +151,12 @@ def text_files(folder: Path, bpe: ByteLevelBPE | None, unmerged: Mapping[str, in
     else:
         return {}
     _sentencepiece(file, content)
-    return {"subwords.model": content}
+    target = first_of(folder, "target.spm") if file.name == "source.spm" else None
+    if target is None:
+        return {"subwords.model": content}
+    of_target = read_file(target)
+    _sentencepiece(target, of_target)
+    return {"subwords.model": content, "subwords.target.model": of_target}
 
 
 def read_names(folder: Path) -> dict[int, str]:

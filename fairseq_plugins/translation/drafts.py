@@ -55,10 +55,10 @@ class DraftSources:
 
         A line is its number from 0 and its text.
         """
-        drafts_of_lines = [self._files.tokens(number, model.tokenize) for number, _ in lines]
+        drafts_of_lines = [self._files.tokens(number, model.tokenize_target) for number, _ in lines]
         remembered = [] if self._memory is None else self._memory.drafts([text for _, text in lines])
         for drafts_of_line, more in zip(drafts_of_lines, remembered, strict=False):
-            drafts_of_line += map(model.tokenize, more)
+            drafts_of_line += map(model.tokenize_target, more)
         return drafts_of_lines
 
     def remember(self, lines: Sequence[str], outputs: Sequence[str]) -> None:
@@ -68,4 +68,4 @@ class DraftSources:
 
     def check(self, model: Model) -> None:
         """Raise ConfigurationError for a file in another language."""
-        self._files.check(model.tokenize, model.knows)
+        self._files.check(model.tokenize_target, model.knows)

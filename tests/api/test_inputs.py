@@ -30,6 +30,7 @@ CALLS: dict[str, Any] = {
     "translate_iterable": lambda model, text: list(model.translate_iterable(text)),
     "stream": lambda model, text: list(model.stream(text)),
     "tokenize": lambda model, text: model.tokenize(text),
+    "tokenize_target": lambda model, text: model.tokenize_target(text),
     "drafts": lambda model, text: model.translate("A dog.", drafts=[text]),
     "drafts of several": lambda model, text: model.translate(["A dog."], drafts=[text]),
     "memory.drafts": lambda model, text: Memory("none").drafts(text),

@@ -16,8 +16,10 @@ import torch
 
 import fairseq_plugins
 from fairseq_plugins.conversion.convert import convert
+from fairseq_plugins.conversion.int8 import write_int8
 from fairseq_plugins.conversion.vocabulary import byte_level_bpe, text_files
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.translation.drafts import DraftSources
 from tests.conversion.support import CLASSES, SIZES, TOKENIZERS, liven
 from tests.support import REPOSITORY
 
@@ -37,8 +39,14 @@ MODELS = {
     "mbart50": ("MBartForConditionalGeneration", "MBart50Tokenizer"),
     "bart": ("BartForConditionalGeneration", "BartTokenizer"),
 }
-with lzma.open(REPOSITORY / "examples/cldr.en-de/train.en.xz", "rt", encoding="utf-8") as _file:
-    TEXT = "".join(islice(_file, 300))
+
+
+def _text(language: str) -> str:
+    with lzma.open(REPOSITORY / f"examples/cldr.en-de/train.{language}.xz", "rt", encoding="utf-8") as file:
+        return "".join(islice(file, 300))
+
+
+TEXT, TARGET_TEXT = _text("en"), _text("de")
 
 
 def sentences() -> list[str]:
@@ -50,8 +58,11 @@ def sentences() -> list[str]:
     ]
 
 
-def save_tokenizer(name: str, folder: Path) -> Any:
-    """Write the files that models of this family come with; return Hugging Face's tokenizer."""
+def save_tokenizer(name: str, folder: Path, target_text: str = TEXT) -> Any:
+    """Write the files that models of this family come with; return Hugging Face's tokenizer.
+
+    Marian's subwords of the target are learned from `target_text`.
+    """
     if name == "bart":
         from tokenizers import ByteLevelBPETokenizer
 
@@ -60,20 +71,23 @@ def save_tokenizer(name: str, folder: Path) -> Any:
         trained.train_from_iterator(TEXT.splitlines(), vocab_size=400, special_tokens=special, show_progress=False)
         trained.save_model(str(folder))
         return TOKENIZERS["BartTokenizer"].from_pretrained(folder)
-    prefix = str(folder / "trained")
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXT.splitlines()),
-        model_prefix=prefix,
-        model_type="bpe" if name == "nllb" else "unigram",
-        vocab_size=200,
-        character_coverage=1.0,
-        minloglevel=2,
-    )
-    model = Path(f"{prefix}.model").read_bytes()
-    pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
-    words = [pieces.id_to_piece(number) for number in range(3, len(pieces))]
-    for file in ("source.spm", "target.spm") if name == "marian" else ("sentencepiece.bpe.model",):
+    files = {"source.spm": TEXT, "target.spm": target_text} if name == "marian" else {"sentencepiece.bpe.model": TEXT}
+    words = []
+    for file, text in files.items():
+        prefix = str(folder / "trained")
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(text.splitlines()),
+            model_prefix=prefix,
+            model_type="bpe" if name == "nllb" else "unigram",
+            vocab_size=200,
+            character_coverage=1.0,
+            minloglevel=2,
+        )
+        model = Path(f"{prefix}.model").read_bytes()
         (folder / file).write_bytes(model)
+        pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
+        words += [pieces.id_to_piece(number) for number in range(3, len(pieces))]
+    words = list(dict.fromkeys(words))
     options: dict[str, Any] = {"src_lang": LANGUAGES[name]["source_lang"]} if name in LANGUAGES else {}
     if name == "nllb":
         options["extra_special_tokens"] = list(LANGUAGES[name].values())
@@ -275,3 +289,30 @@ def test_ids_and_text_are_those_of_generate(name: str, tmp_path: Path) -> None:
     name_of = str if name == "bart" else tokenizer.convert_ids_to_tokens
     assert [one.tokens for one in translations] == [[name_of(number) for number in ids] for ids, _ in expected]
     assert [one.text.strip() for one in translations] == [one.strip() for _, one in expected]
+
+
+def test_marian_cuts_target_text_by_the_model_of_the_target(tmp_path: Path) -> None:
+    (tmp_path / "hf").mkdir()
+    tokenizer = save_tokenizer("marian", tmp_path / "hf", TARGET_TEXT)
+    save_model("marian", tmp_path / "hf", tokenizer)
+    phrases = [" ".join(line.split()[:2]) for line in TARGET_TEXT.splitlines()[:9]]
+    expected = [tokenizer.convert_ids_to_tokens(ids[:-1]) for ids in tokenizer(text_target=phrases).input_ids]
+    assert all("<unk>" not in words for words in expected)
+    convert(tmp_path / "hf", tmp_path / "out")
+    write_int8(tmp_path / "out", tmp_path / "int8", None)
+    for folder in ("hf", "int8"):  # the first is converted by `load`
+        model = fairseq_plugins.load(tmp_path / folder, decoder="fast-beam", device="cpu", max_len_b=LONGEST)
+        assert [model.tokenize_target(phrase) for phrase in phrases] == expected
+        assert sum(model.tokenize(phrase) != words for phrase, words in zip(phrases, expected, strict=True)) > 3
+        found = model.translate(["day"] * len(phrases), constraints=phrases, return_scores=True)
+        for one, words in zip(found, expected, strict=True):
+            assert f" {' '.join(words)} " in f" {' '.join(one.tokens)} "
+    drafts = tmp_path / "drafts"
+    drafts.write_text("\n".join(phrases), encoding="utf-8")
+    sources = DraftSources([str(drafts)], str(drafts), None, adds=False)
+    lines = list(enumerate(phrases))
+    assert sources.tokens(lines, model) == [[words] for words in expected]
+    (tmp_path / "out/subwords.target.model").write_bytes(b"none")
+    (tmp_path / "out/SHA256SUMS").unlink()
+    with pytest.raises(ConfigurationError, match='subwords.target.model": cannot be read'):
+        fairseq_plugins.load(tmp_path / "out", device="cpu")
