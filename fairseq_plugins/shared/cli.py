@@ -121,7 +121,7 @@ NO_SUCH_OPTION = "no such option"
 
 def advised(message: str, parser: argparse.ArgumentParser) -> ConfigurationError:
     """Return an error of argparse with the nearest option or value that exists, in place of a list of all."""
-    unknown = re.match(r"unrecognized arguments: .*?(--[\w-]+)", message)
+    unknown = re.match(r"unrecognized arguments: .*?(--[^\s=]+)", message)
     if unknown is not None:
         if unknown[1] in parser._option_string_actions:
             return ConfigurationError(None, unknown[1], "stands after --, where options end", "give it before --")
