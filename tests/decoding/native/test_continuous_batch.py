@@ -314,6 +314,18 @@ def test_sentences_that_do_not_fit_are_refused(changes: dict[str, Any], message:
     assert events_until(made, 1)[0][0] == 2
 
 
+def test_two_threads_may_close() -> None:
+    """As those of a service that is closed while its batch fails."""
+    call = greedy()
+    for _ in range(8):
+        made = opened(call, threads=4)
+        for number, sentence in enumerate(sentences(call, 12)):
+            admit(made, number, sentence)
+        with ThreadPoolExecutor(2) as pool:
+            for closing in [pool.submit(made.close) for _ in range(2)]:
+                closing.result()
+
+
 def test_a_generator_is_open_once_and_closes_at_any_time() -> None:
     call = greedy()
     made = call.made()

@@ -76,14 +76,15 @@ std::pair<int64_t, int64_t> ContinuousBatch::load() {
 }
 
 void ContinuousBatch::close() {
+    std::vector<std::thread> ending;  // each is joined once, also when two threads close
     {
         std::lock_guard<std::mutex> lock(mutex);
         is_closed = true;
+        ending.swap(workers);
     }
     has_work.notify_all();
     has_events.notify_all();
-    for (std::thread& worker : workers) worker.join();
-    workers.clear();
+    for (std::thread& worker : ending) worker.join();
 }
 
 std::unique_ptr<SearchWorker> ContinuousBatch::make_worker() {
