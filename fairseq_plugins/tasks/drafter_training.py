@@ -2,6 +2,7 @@
 
 import re
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -133,7 +134,9 @@ class TrainsDrafters(DecodesWithDrafts):
         given = arguments_of_fairseqs_tool()
         metric = None if given.get("disable_validation") else given.get("best_checkpoint_metric")
         restored = given.get("restore_file", _LAST)
-        if restored != _LAST and not PathManager.exists(restored):  # fairseq would begin anew
+        # fairseq would begin anew, which is right for the first run of a job that names its own checkpoint.
+        is_own = Path(restored).parent.resolve() == Path(given.get("save_dir", "checkpoints")).resolve()
+        if restored != _LAST and not is_own and not PathManager.exists(restored):
             raise ConfigurationError("--restore-file", restored, "no such file", "give a checkpoint, or leave it out")
         if _is_drafter(cfg) and given.get("store_ema"):  # which cannot average integers
             remedy = "leave it out, and average its checkpoints with `spec-dec-average`"

@@ -242,6 +242,13 @@ def test_training_options_are_refused_at_once(option: str, remedy: str, monkeypa
         make_task().build_model(make_args(arch="block_nat"))
 
 
+def test_a_first_run_may_name_its_own_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As jobs do that are queued again; it is missing at first."""
+    options = "--save-dir models --restore-file models/checkpoint_last.pt"
+    monkeypatch.setattr("sys.argv", f"fairseq-train data --task spec_dec --arch block_nat {options}".split())
+    make_task().build_model(make_args(arch="block_nat"))
+
+
 @pytest.mark.parametrize("metric, is_maximized", [("nll_loss", True), ("ppl", True), ("accuracy", False)])
 def test_the_worst_checkpoint_is_not_kept(metric: str, is_maximized: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     command = f"fairseq-train data --task spec_dec --arch block_nat --best-checkpoint-metric {metric}"
