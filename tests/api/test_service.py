@@ -6,7 +6,6 @@ import threading
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
@@ -239,10 +238,19 @@ def test_an_error_of_a_batch_harms_the_sentence_that_has_it_only(monkeypatch: py
 
 def test_a_batch_that_fails_ends_its_sentences_and_another_one_begins(model: Model) -> None:
     """As after a failed allocation in a thread of the kernels (test_failed_allocations.py)."""
+    waits, has_jobs = threading.Event(), threading.Event()
+
+    def fail(seconds: float) -> None:
+        waits.set()
+        has_jobs.wait(30)
+        raise MemoryError("std::bad_alloc")
+
     with model.service() as service:
-        futures = [service.submit(TEXTS[0], **ENDLESS) for _ in range(3)]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(service._engines[0]._backend, "take", Mock(side_effect=MemoryError("std::bad_alloc")))  # type: ignore[union-attr]
+            patch.setattr(service._engines[0]._backend, "take", fail)  # type: ignore[union-attr]
+            assert waits.wait(30)
+            futures = [service.submit(TEXTS[0], **ENDLESS) for _ in range(3)]
+            has_jobs.set()
             for future in futures:
                 with pytest.raises(MemoryError, match="std::bad_alloc"):
                     future.result(30)
