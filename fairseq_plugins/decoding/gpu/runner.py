@@ -156,7 +156,6 @@ class DecoderStep:
         slots: [rows], the slot of each row's key and value.
         bases: [rows / per_sentence], each sentence's first slot.
         last_visible: [rows], the last slot that each row reads, counted from its base.
-        positions: [rows].
         source_bases, source_ends: [rows / per_sentence], first slot and last of the source; None in an encoder.
         ancestors: [places, 2, beam, columns] in beam search; rows are hypotheses, and a position has a slot of each.
         parts: of attention to outputs, and to sources.
@@ -169,7 +168,6 @@ class DecoderStep:
     slots: Tensor
     bases: Tensor
     last_visible: Tensor
-    positions: Tensor
     source_bases: Tensor | None = None
     source_ends: Tensor | None = None
     ancestors: Tensor | None = None

@@ -76,7 +76,6 @@ class EncoderRunner:
         self.input = zeros(most + 3 * most_tiles)
         self.most_tiles = most_tiles
         self.x = torch.zeros(most, model.width, dtype=model.embedding.dtype, device=device)
-        self.positions = torch.arange(most, device=device, dtype=torch.int32)
         self.own_slots, self.slots, self.last_visible = (zeros(most) for _ in range(3))
         self.cache = torch.zeros(1, most, 2, model.width, dtype=model.embedding.dtype, device=device)
 
@@ -97,7 +96,6 @@ class EncoderRunner:
         # The host writes the sizes before, and they are 0 where no sentence is.
         step = DecoderStep(
             count, TILE, sizes, self.own_slots[:count], begins, self.last_visible[:count],
-            self.positions[:count],
         )  # fmt: skip
         # The keys of a layer are read before those of the next are written.
         cache = self.cache.expand(len(model.layers), -1, -1, -1)
@@ -127,7 +125,7 @@ class Search:
         self.source_cache = torch.zeros(count, sizes.source_slots, 2, width, dtype=dtype, device=self.device)
         self.source_projection = verifier.source_key_value()
         self.x = torch.zeros(most * width, dtype=dtype, device=self.device)
-        self.positions, self.slots = (torch.zeros(most, dtype=torch.int32, device=self.device) for _ in range(2))
+        self.last_visible, self.slots = (torch.zeros(most, dtype=torch.int32, device=self.device) for _ in range(2))
         self.needed = torch.zeros_like(self.batch.active)
         self.kept_scores: list[Tensor] = []
         self.scores = make_scores(most, verifier.projection.outputs, width, best, self.device)
@@ -148,13 +146,13 @@ class Search:
     ) -> DecoderStep:
         """Launch what begins a step of `each` rows of a place, and writes their inputs to x [rows, D]."""
         batch, count = self.batch, places * each
-        positions, slots = self.positions[:count], self.slots[:count]
+        last_visible, slots = self.last_visible[:count], self.slots[:count]
         rows.step_rows[(count,)](
-            arguments, into, positions, slots, self.needed, each, OF_BEAMS=ancestors is not None,
+            arguments, into, last_visible, slots, self.needed, each, OF_BEAMS=ancestors is not None,
             num_warps=4, **self.runner.rows_arguments(x),
         )  # fmt: skip
         return DecoderStep(
-            count, each, self.needed[:places], slots, batch.bases, positions, positions, batch.source_bases,
+            count, each, self.needed[:places], slots, batch.bases, last_visible, batch.source_bases,
             batch.source_ends, ancestors, batch.parts, batch.active[:places],
         )  # fmt: skip
 

@@ -71,7 +71,6 @@ class CachedDecoder:
         self.positions = position_table(decoder, decoder.max_positions())
         self.embedding_norm = norm(decoder.layernorm_embedding)
         self.final_norm = norm(decoder.layer_norm)
-        # Only drafters have this: see models/block_nat.
         if projection is None:
             self.output_layer = engine.rowwise(decoder.output_layer)
         else:

@@ -162,7 +162,7 @@ def check_parts() -> None:
     last = torch.tensor([14, 15, 16, 2, 3, 49], dtype=torch.int32)
     results = []
     for count in (1, 4):
-        step = runner.DecoderStep(rows * 2, rows, active, last, bases, last, last, parts=(count, 1))
+        step = runner.DecoderStep(rows * 2, rows, active, last, bases, last, parts=(count, 1))
         result = own.attend(step, layer, runner.Input(query), query, cache, bases, last, layer.self_out)
         results.append(result.clone())
     is_short = last < runner.PART

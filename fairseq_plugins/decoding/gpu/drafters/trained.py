@@ -62,7 +62,7 @@ class TrainedDrafter(Drafter):
         self.source_cache = zeros(count, sizes.source_slots, 2, model.width)
         self.source_projection = model.source_key_value()
         self.x, self.newest = zeros(most, model.width), zeros(sizes.places, model.width)
-        self.positions, self.slots, self.last_visible = (zeros(most, of=torch.int32) for _ in range(3))
+        self.slots, self.last_visible = (zeros(most, of=torch.int32) for _ in range(2))
         scored = sizes.places * self.width
         self.scores = make_scores(scored, self.outputs, model.width, 1, device)
         self.path_memory = self.path.memory(sizes.places, scored)
@@ -87,18 +87,18 @@ class TrainedDrafter(Drafter):
         model, mask, each = self.model, self.mask, tokens + masks
         count = places * each
         x = self.x[:count]
-        positions, slots, last = self.positions[:count], self.slots[:count], self.last_visible[:count]
+        slots, last = self.slots[:count], self.last_visible[:count]
         copies = self.queries is not None and mask.positions is not None
         soft_copy = SoftCopy(
             self.queries, self.encoder.embedding, self.encoder.scale, mask.positions, mask.positions.size(0),
             model.width**-0.5,
         ) if self.queries is not None and mask.positions is not None else None  # fmt: skip
         rows.drafted_rows[(count,)](
-            batch.arguments, mask.vector, soft_copy, self.newest, positions, slots, last, each, tokens, COPIES=copies,
+            batch.arguments, mask.vector, soft_copy, self.newest, slots, last, each, tokens, COPIES=copies,
             ADDS=adds, IN_BLOCK=in_block, num_warps=8, **self.runner.rows_arguments(x),
         )  # fmt: skip
         step = DecoderStep(
-            count, each, batch.active[:places], slots, batch.bases, last, positions, batch.source_bases,
+            count, each, batch.active[:places], slots, batch.bases, last, batch.source_bases,
             batch.source_ends, parts=batch.parts,
         )  # fmt: skip
         return step, self.runner.run(step, x, self.cache, self.source_cache)

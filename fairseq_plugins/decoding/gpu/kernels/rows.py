@@ -70,7 +70,7 @@ def store_limits(prefix, limits, only, row_limits, row, position):
 def step_rows(
     batch,  # `Places`; where OF_BEAMS, `tokens` is [B, hypotheses, columns]
     scores,  # `Scores`, of which `only`, `row_limits` and `watched` are written
-    positions,  # [rows]
+    last_visible,  # [rows]
     slots,  # [rows]; -1 for rows of no token
     needed,  # [B], how many rows the launches after the next one need
     per_sentence,
@@ -130,7 +130,7 @@ def step_rows(
     values = tl.load(of_token + column, mask=ok, other=0.0).to(tl.float32) * embedding.scale
     store_input(values, position, row, column, embedding, eps, HAS_TABLE, HAS_NORM)
     # Rows of no token read what the first one reads: further slots may be beyond the cache.
-    tl.store(positions + row, tl.where(step <= count, position, length))
+    tl.store(last_visible + row, tl.where(step <= count, position, length))
     tl.store(slots + row, tl.where(step <= count, slot, -1))
     alone = store_limits(own_prefix, limits, scores.only, scores.row_limits, row, position)
     tl.store(scores.watched + row, tl.where(alone >= 0, alone, following))
@@ -142,7 +142,6 @@ def drafted_rows(
     mask_vector,
     copy,  # `SoftCopy`, where COPIES
     newest,  # [B, D], added to the inputs of a sentence, where ADDS
-    positions,
     slots,  # [rows]; -1 for rows that are before the output or beyond its end
     last_visible,
     per_sentence,
@@ -184,7 +183,6 @@ def drafted_rows(
         added = tl.load(newest + sentence * width + column, mask=ok, other=0.0).to(tl.float32)
         values += tl.where(has_newest, added, 0.0)
     store_input(values, position, row, column, embedding, eps, HAS_TABLE, HAS_NORM)
-    tl.store(positions + row, position)
     tl.store(slots + row, tl.where((place >= 0) & (place <= max_len), tl.load(batch.bases + sentence) + position, -1))
     last = position
     if IN_BLOCK:
