@@ -59,21 +59,17 @@ def copy_draft(
     length = tl.load(batch.lengths + sentence)
     output = batch.tokens + sentence * batch.columns + 1
     own = texts + sentence * text_stride
-    number_of_texts = 1
+    number_of_texts, best, second, begin = 1, 0, 0, 0
     if LOOKUP == NEAREST:
         number_of_texts = tl.load(counts + sentence)
-    best, second, begin = 0, 0, 0
-    if LOOKUP == NEAREST:
         best = -1
     # The match: first token to copy, and how many there are until the text ends.
     first, size = 0, 0
     for number in range(0, number_of_texts):
-        shift = 0
         text_length = tl.load(ends + sentence * end_stride + number) - begin
+        shift, last = 0, text_length
         if LOOKUP == NEAREST:
             shift = tl.load(shifts + sentence * end_stride + number)
-        last = text_length
-        if LOOKUP == NEAREST:
             last = text_length - 1
         best_of_text, end_of_text = -1, length + shift
         for start in range(0, last + 1, BLOCK):
