@@ -1,6 +1,7 @@
 """Measure quality, identity and speed of contenders."""
 
 import argparse
+import random
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -99,7 +100,10 @@ def measure_speed(
         outputs: dict[str, dict[int, Tokens]] = {}
         seconds: dict[str, list[list[float]]] = {row.name: [] for row in rows}
         for repetition in range(args.repeats):
-            for row, generator in zip(rows, generators, strict=True):
+            # In another order each time: a shared machine is slower for seconds, and slower after some decoders.
+            turns = list(zip(rows, generators, strict=True))
+            random.Random(repetition).shuffle(turns)
+            for row, generator in turns:
                 bar.set_description(
                     f"speed {repetition + 1}/{args.repeats}, batch {batch_size}, {row.name}", refresh=False
                 )
