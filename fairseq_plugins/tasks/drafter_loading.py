@@ -25,6 +25,8 @@ def load_drafter(path: str, verifier: nn.Module, task: Any) -> BlockNat:
         if getattr(cfg, "tune_verifier", False):
             remedy = "part them with python -m train_scripts.tools split-verifier, and decode with both"
             raise ConfigurationError(option, path, "holds a verifier of its own ({--tune-verifier})", remedy)
+        if getattr(cfg, "positions_every_layer", False):
+            raise ConfigurationError(option, path, "was trained with --positions-every-layer, now gone", "train anew")
         try:
             # Before it is built: its options name layers and widths of its own verifier.
             BlockNat.check_verifier(state["model"], cfg, verifier)

@@ -76,6 +76,9 @@ def spoiled(folder: Path, models: Path, data: Path) -> Path:
         state = torch.load(models / f"{name}.pt", weights_only=False)
         for key in ("model", "cfg"):
             torch.save({other: state[other] for other in state if other != key}, folder / f"{name}.no_{key}.pt")
+    state = torch.load(models / "drafter.pt", weights_only=False)
+    state["cfg"]["model"].positions_every_layer = True
+    torch.save(state, folder / "drafter.positions.pt")
     torch.save([1, 2], folder / "list.pt")
     state, bias = torch.load(models / "verifier.pt", weights_only=False), "decoder.layers.0.fc2.bias"
     before = state["model"]["decoder.layers.0.fc1.bias"].clone()
