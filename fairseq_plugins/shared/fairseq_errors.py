@@ -25,7 +25,8 @@ _KNOWN = (
      "{--diversity-rate} exclude each other", "give one of them"),
     ("_generate", "min_len cannot be larger", "--min-len", "longer than the longest output allowed", "lower it or "
      "raise {--max-len-b}"),
-    ("build_fp32_params", "", "--fp16", "trains on a GPU", "add {--cpu-bf16} or {--bf16} instead"),
+    ("build_fp32_params", "compiled with CUDA|NVIDIA driver|No CUDA GPUs", "--fp16", "trains on a GPU",
+     "add {--cpu-bf16} or {--bf16} instead"),
     ("literal_eval", "", "--model-overrides", "is no dictionary of Python", "give one such as {'dropout': 0.1}"),
     ("post_process", "Unknown post_process", "--post-process", "is none that fairseq knows", "give subword_nmt or "
      "sentencepiece"),

@@ -148,3 +148,14 @@ def test_errors_elsewhere_keep_their_traceback(error: Exception, monkeypatch: py
         raise error
 
     assert explained(fail) == explained(torch.nn.Linear(2, 3).load_state_dict, torch.nn.Linear(3, 3).state_dict()) == ""
+
+
+def test_an_error_beside_fp16_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fairseq looks for a GPU in the function that copies the weights, which fails for other reasons, too."""
+    monkeypatch.setattr("sys.argv", "fairseq-train data --arch transformer --fp16".split())
+
+    def build_fp32_params(reason: str) -> None:
+        raise RuntimeError(reason)
+
+    assert explained(build_fp32_params, "Found no NVIDIA driver on your system").startswith("--fp16: trains on a GPU")
+    assert explained(build_fp32_params, "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate") == ""
