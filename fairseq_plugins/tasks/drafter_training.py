@@ -53,6 +53,7 @@ class TrainsDrafters(DecodesWithDrafts):
     _loss: str | None = None  # of the model that was built last
     _verifier: FairseqEncoderDecoderModel | None = None
     _validation: DraftVerifyGenerator | None = None
+    _has_survival = False  # whether the drafter has the counts of this validation
 
     @classmethod
     def setup_task(cls, cfg: Any, **kwargs: Any) -> Any:
@@ -206,7 +207,7 @@ class TrainsDrafters(DecodesWithDrafts):
 
     def begin_valid_epoch(self, epoch: int, model: nn.Module) -> None:
         super().begin_valid_epoch(epoch, model)
-        self._validation = None  # of the weights before
+        self._validation, self._has_survival = None, False  # of the weights before
 
     def valid_step(self, sample: dict[str, Any], model: nn.Module, criterion: Any) -> tuple[Any, ...]:
         self._add_blocks(sample, model, 0.0, is_validation=True)
@@ -223,9 +224,13 @@ class TrainsDrafters(DecodesWithDrafts):
         return loss, sample_size, logging_output
 
     def post_validate(self, model: nn.Module, stats: dict[str, Any], agg: Any) -> None:
-        """Store the counts of a validation in the drafter; called by fairseq-train."""
+        """Store a validation's counts in the drafter; fairseq-train calls this after each subset.
+
+        The counts are those of the first subset, by which fairseq chooses the best checkpoint.
+        """
         drafter, policy = drafter_in(model), self._survival_policy()
-        if drafter is not None and policy is not None:
+        if drafter is not None and policy is not None and not self._has_survival:
+            self._has_survival = True
             store_survival(policy, drafter)
             if distributed.is_initialized():  # each process has decoded its share of the sentences
                 distributed.all_reduce(drafter.decoder.survival_counts)

@@ -309,6 +309,22 @@ def test_batches_of_a_validation_have_their_own_prefixes() -> None:
     assert torch.equal(prefixes[0], prefixes[2]) and not torch.equal(prefixes[0], prefixes[1])
 
 
+def test_a_drafter_keeps_the_counts_of_the_first_subset() -> None:
+    """By which fairseq chooses the best checkpoint; the next validation stores its own."""
+    task = make_task(block_size=5)
+    model, sample = training_step(task)
+    task._verifier = make_transformer(task)
+    kept = []
+    for _ in range(2):
+        task.begin_valid_epoch(1, model)
+        for subset in range(2):
+            task.valid_step(sample, model, GlatLoss(task, 0.1))
+            task.post_validate(model, {}, None)
+            kept.append(model.decoder.survival_counts.clone())
+            model.decoder.survival_counts += subset
+    assert kept[0].any() and torch.equal(kept[0], kept[1]) and torch.equal(kept[0], kept[2])
+
+
 def test_attention_of_cudnn_is_off_in_training() -> None:
     """In updates and validation; afterwards it is as it was."""
     task = make_task(block_size=5)
