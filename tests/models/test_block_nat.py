@@ -297,5 +297,8 @@ def test_weights_of_another_kind_of_model_are_refused() -> None:
     model, longer = (make_drafter(task, block_size=size) for size in (4, 6))
     with pytest.raises(RuntimeError, match="trained with --block-size 6, not 4; --init-decoder-from would start"):
         model.load_state_dict(longer.state_dict())
-    with pytest.raises(RuntimeError, match="it is no drafter; --init-decoder-from would start from its weights"):
+    with pytest.raises(
+        RuntimeError,
+        match="it is no drafter, or one from before version 0.1; --init-decoder-from would start from its weights",
+    ):
         model.load_state_dict(make_transformer(task).state_dict())

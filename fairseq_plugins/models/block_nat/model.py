@@ -223,7 +223,7 @@ class BlockNat(TransformerModel):
         # Of a RuntimeError, as of PyTorch's misfits, fairseq-train's line names the file.
         instead = "--init-decoder-from would start from its weights"
         if "decoder.verifier_fingerprint" not in state_dict:
-            raise RuntimeError(f"it is no drafter; {instead}")
+            raise RuntimeError(f"it is no drafter, or one from before version 0.1; {instead}")
         # Drafters of earlier versions have no counts.
         counts = {f"decoder.{name}": getattr(self.decoder, name) for name in ("target_counts", "survival_counts")}
         state_dict = {**counts, **state_dict}
