@@ -22,21 +22,22 @@ def check_subwords(folder: Path, source: Path, symbols: Sequence[str]) -> None:
 
     `folder` has the converted model; the error names the `source`.
     """
-    file = folder / "subwords.model"
-    if not file.is_file():
-        return
-    model = sentencepiece.SentencePieceProcessor(model_proto=file.read_bytes())
     known = set(symbols)
-    pieces = [
-        model.id_to_piece(number)
-        for number in range(len(model))
-        if not (model.is_control(number) or model.is_unknown(number) or model.is_unused(number))
-    ]
-    unknown = sum(piece not in known for piece in pieces)
-    if unknown > _MOST_UNKNOWN * len(pieces):
-        problem = f"{unknown} of the {len(pieces)} pieces of its sentencepiece model are not in its vocabulary, so "
-        problem += "text would be unknown words"
-        raise ConfigurationError(None, source, problem, "give the sentencepiece model that it was trained with")
+    for name in ("subwords.model", "subwords.target.model"):
+        if not (folder / name).is_file():
+            continue
+        model = sentencepiece.SentencePieceProcessor(model_proto=(folder / name).read_bytes())
+        pieces = [
+            model.id_to_piece(number)
+            for number in range(len(model))
+            if not (model.is_control(number) or model.is_unknown(number) or model.is_unused(number))
+        ]
+        unknown = sum(piece not in known for piece in pieces)
+        if unknown > _MOST_UNKNOWN * len(pieces):
+            of_side = " of the target" if "target" in name else ""
+            problem = f"{unknown} of the {len(pieces)} pieces of its sentencepiece model{of_side} are not in its "
+            problem += "vocabulary, so text would be unknown words"
+            raise ConfigurationError(None, source, problem, "give the sentencepiece model that it was trained with")
 
 
 def check_decodes(folder: Path, source: Path, symbols: Sequence[str]) -> None:

@@ -201,6 +201,10 @@ def test_files_of_other_models(folders: dict[str, Path], tmp_path: Path) -> None
         convert(tmp_path / "marian", tmp_path / "out")
     with refused("has no language tokens .* save its tokenizer"):
         convert(tmp_path / "nllb", tmp_path / "out")
+    shutil.copytree(folders["marian"], tmp_path / "target")
+    shutil.copy(folders["nllb"] / "sentencepiece.bpe.model", tmp_path / "target" / "target.spm")
+    with refused(r"\d+ of the \d+ pieces of its sentencepiece model of the target are not in its vocabulary"):
+        convert(tmp_path / "target", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
