@@ -65,8 +65,8 @@ class BatchDecoder:
         """Cut raw text into subwords of the source or the target; none if it shows nothing."""
         if is_blank(text):
             return []
-        tokenizer, subwords = self._session.text_tools
-        subwords = self._session.target_bpe if of_target else subwords
+        session = self._session
+        tokenizer, subwords = (session.target_tokenizer, session.target_bpe) if of_target else session.text_tools
         line = text.strip()
         line = tokenizer.encode(line) if tokenizer is not None else line
         line = subwords.encode(line) if subwords is not None else line

@@ -178,6 +178,14 @@ class TaskSession:
         return self.task.build_tokenizer(self.cfg.tokenizer), self.task.build_bpe(self.cfg.bpe)
 
     @cached_property
+    def target_tokenizer(self) -> Any:
+        """The object that splits target text into words, or None: Moses has rules for each language."""
+        options = self.cfg.tokenizer
+        if getattr(options, "_name", None) != "moses":
+            return self.text_tools[0]
+        return self.task.build_tokenizer(OmegaConf.merge(options, {"source_lang": options.target_lang}))
+
+    @cached_property
     def target_bpe(self) -> Any:
         """The object that cuts target text into subwords, such as drafts and constraints, or None."""
         if self.target_subwords is None:

@@ -80,3 +80,10 @@ def test_subwords_of_another_kind_than_the_dictionary(folder: Path, tmp_path: Pa
     with error_about("--subwords", "cuts no subwords of subword-nmt or fastBPE"):
         fairseq_plugins.load(marked, decoder="greedy", device="cpu", subwords=model)
     assert fairseq_plugins.load(marked, decoder="greedy", device="cpu").tokenize("ab c") == ["a@@", "b", "c"]
+
+
+def test_target_text_has_the_rules_of_its_language(folder: Path) -> None:
+    model = fairseq_plugins.load(folder, decoder="greedy", device="cpu", tokenizer="moses")
+    cut = (model.tokenize("geht's"), model.tokenize_target("geht's"))
+    assert [" ".join(words).replace("@@ ", "") for words in cut] == ["geht 's", "geht ' s"]
+    assert loaded("greedy").tokenize_target("geht's") == loaded("greedy").tokenize("geht's")  # sentencepiece
