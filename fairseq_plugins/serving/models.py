@@ -118,7 +118,9 @@ class ServedModel:
         source, target = self.languages
         try:
             return load(self.folder, threads=self.threads, source_lang=source, target_lang=target, **self.options)
-        except ConfigurationError:
+        except ConfigurationError as error:
+            if error.option in ("--source-lang", "--target-lang"):  # of a multilingual model
+                raise
             # Of a model of one pair of languages, they are the server's names only.
             return load(self.folder, threads=self.threads, **self.options)
 

@@ -43,7 +43,7 @@ def test_languages_with_a_hyphen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             cli.make_models(cli.get_parser().parse_args([wrong]))
 
 
-def test_languages_are_the_models_or_the_given_ones() -> None:
+def test_languages_are_the_models_or_the_given_ones(tmp_path: Path) -> None:
     options = {"decoder": "greedy"}
     own, named = ServedModel(str(FOLDER), None, options), ServedModel(str(FOLDER), ("x", "y"), options)
     also = ServedModel("none", ("z", "y"))
@@ -63,6 +63,11 @@ def test_languages_are_the_models_or_the_given_ones() -> None:
     either = Registry([broken, ServedModel(str(FOLDER), ("x", "y"), options)])
     either.load()
     assert broken.languages == ("x", "y") and either.find("x", "y").state == "ready"
+    (tmp_path / "load.json").write_text('{"languages": {"en": "__en__", "de": "__de__"}, "options": {}}')
+    (tmp_path / "verifier.pt").touch()
+    multilingual = ServedModel(str(tmp_path), ("en", "fr"), options)
+    multilingual.load()
+    assert 'target_lang="fr": unknown; this model is multilingual: give one of its 2 lang' in multilingual.problem
     for model in (own, named, *either.models):
         model.close()
     with pytest.raises(RequestError, match="is closed"):
