@@ -28,8 +28,8 @@ def blocks(path: str) -> Iterator[dict[str, int]]:
 class Translator:
     """Translate blocks of a file with an actor's model."""
 
-    def __init__(self, folder: str, path: str) -> None:
-        self.model = fairseq_plugins.load(folder)
+    def __init__(self, folder: str, path: str, source_lang: str | None = None, target_lang: str | None = None) -> None:
+        self.model = fairseq_plugins.load(folder, source_lang=source_lang, target_lang=target_lang)
         self.path = path
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
@@ -50,13 +50,20 @@ def main() -> None:
     parser.add_argument("folder", help="model folder, as for fairseq_plugins.load")
     parser.add_argument("input", help="raw text, one sentence per line")
     parser.add_argument("output")
+    parser.add_argument("--source-lang", help="of a multilingual model, as for spec-dec-translate")
+    parser.add_argument("--target-lang")
     parser.add_argument("--actors", type=int, default=1)
     parser.add_argument("--gpu", action="store_true")
     args = parser.parse_args()
     ray.data.DataContext.get_current().execution_options.preserve_order = True
     translated = ray.data.from_items(list(blocks(args.input))).map_batches(
         Translator,
-        fn_constructor_args=(str(Path(args.folder).resolve()), str(Path(args.input).resolve())),
+        fn_constructor_args=(
+            str(Path(args.folder).resolve()),
+            str(Path(args.input).resolve()),
+            args.source_lang,
+            args.target_lang,
+        ),
         batch_size=1,
         compute=ray.data.ActorPoolStrategy(size=args.actors),
         **({"num_gpus": 1} if args.gpu else {"num_cpus": 1}),

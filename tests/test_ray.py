@@ -8,6 +8,8 @@ import pytest
 
 import fairseq_plugins
 from examples import translate_with_ray
+from fairseq_plugins.conversion.convert import convert
+from tests.conversion.support import save_model
 from tests.support import REPOSITORY
 
 MODEL = REPOSITORY / "checkpoints" / "ua-gec"
@@ -66,6 +68,24 @@ def test_a_replica_has_the_servers_interface() -> None:
     assert {"/translate", "/v1/stream", "/ready"} <= paths.keys()
     with pytest.raises(RuntimeError, match="cannot be loaded"):
         serve_with_ray.application("/nonexistent", threads=1)
+
+
+def test_languages_of_a_multilingual_model(text: Path, tmp_path: Path) -> None:
+    pytest.importorskip("fastapi", reason="pip install '.[serve]'")
+    from examples.serve import serve_with_ray
+
+    save_model("nllb", tmp_path / "hf")
+    convert(tmp_path / "hf", tmp_path / "nllb")
+    languages = ("eng_Latn", "deu_Latn")
+    text.write_text("w7 w9\nw8", encoding="utf-8")
+    translator = translate_with_ray.Translator(str(tmp_path / "nllb"), str(text), *languages)
+    model = fairseq_plugins.load(tmp_path / "nllb", source_lang=languages[0], target_lang=languages[1])
+    size = text.stat().st_size
+    (translated,) = translator({"begin": [0], "size": [size]})["text"]
+    assert translated == "".join(f"{line}\n" for line in model.translate(["w7 w9", "w8"])) and len(translated) > 4
+    serve_with_ray.application(str(tmp_path / "nllb"), 1, languages)
+    with pytest.raises(RuntimeError, match='target_lang="fra_Latn": unknown; this model is multilingual'):
+        serve_with_ray.application(str(tmp_path / "nllb"), 1, ("eng_Latn", "fra_Latn"))
 
 
 @pytest.mark.slow
