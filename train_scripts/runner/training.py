@@ -29,6 +29,8 @@ from train_scripts.runner.stages import (
 
 INTERVAL = 20  # seconds between two progress lines in a file
 NUMBERED = "checkpoint_[0-9]*.pt"
+# Not after a request to stop, which sets --max-update to 1.
+REACHED = re.compile(rb"\| Stopping training due to (?!num_updates: \d+ >= max_update: 1$)")
 
 
 def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, later: float = 0) -> None:
@@ -57,7 +59,9 @@ def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, la
     mend_last_checkpoint(partial)
     if (partial / "checkpoint_last.pt").exists():
         say(f"       resuming from {partial}/checkpoint_last.pt")
-    stop, seconds = partial.absolute() / "stop", partial / "seconds"
+    stop, seconds, reached = partial.absolute() / "stop", partial / "seconds", partial / "reached"
+    if reached.exists():  # fairseq would train one more update
+        return finish(partial, folder, keep)
     before = float(seconds.read_text() or 0) if seconds.exists() else 0.0
     progress = Progress(limit, ends_of(shlex.split(command)), later, before)
     stop.unlink(missing_ok=True)
@@ -65,13 +69,18 @@ def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, la
     asked = {**os.environ, "SPEC_DEC_STOP_FILE": str(stop)}  # fairseq_plugins/process/training.py
     with open(log, "ab", 0) as file, started(command, env=asked, **files) as child:
         lines: Iterable[bytes] = child.stdout or ()
+        is_last = False
 
         def log_line(line: bytes) -> bool:
             """Log a line; return whether it reports a checkpoint, from which training and its clock can resume."""
+            nonlocal is_last
             file.write(line)
+            is_last = is_last or REACHED.search(line) is not None
             is_saved = b"| Saved checkpoint " in line
             if is_saved:
                 seconds.write_text(f"{progress.elapsed():.0f}")
+                if is_last:
+                    reached.touch()
             return is_saved
 
         try:
@@ -87,6 +96,11 @@ def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, la
     clear_line()
     if child.wait():
         raise CommandFailed(child.returncode, log)
+    finish(partial, folder, keep)
+
+
+def finish(partial: Path, folder: Path, keep: int) -> None:
+    """Rename the folder of a training that has ended; numbered checkpoints are for averaging only."""
     if not keep:
         remove_numbered(partial)
     finish_writing(partial, folder)
