@@ -42,7 +42,7 @@ if [ -z "${BART:-}" ]; then
 fi
 [ -n "${TEACHER:-}" ] || die "TEACHER is missing; with BART=folder give the checkpoint to distil from as well"
 
-verifier_options="--task translation --arch bart_base --finetune-from-model ${BART@Q}/model.pt --share-all-embeddings
+verifier_options="--task translation --arch bart_base --finetune-from-model $(quoted "$BART/model.pt") --share-all-embeddings
     --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --dropout 0.1 --attention-dropout 0.1 --weight-decay 0.01
     --optimizer adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-8 --clip-norm 0.1 --lr 3e-5 --lr-scheduler polynomial_decay
     --total-num-update $VERIFIER_UPDATES --max-update $VERIFIER_UPDATES --warmup-updates $WARMUP_UPDATES"

@@ -11,7 +11,8 @@ script=${BASH_SOURCE[0]} # Slurm runs a copy from elsewhere, and knows of which 
 source "$(dirname "$script")/recipe.sh" || exit
 source train_scripts/downloads.sh
 
-if [ "${SHAPE:-tiny}" = base ]; then
+[[ ${SHAPE:=tiny} =~ ^(tiny|base)$ ]] || die "SHAPE=$SHAPE: choose from tiny, base"
+if [ "$SHAPE" = base ]; then
     # Trains on the captions and on the tiny verifier's beam-5 translations; an hour on two cores with AVX-512 BF16.
     : "${NAME:=multi30k-base.en-de}" "${TEACHER:=checkpoints/multi30k.en-de/verifier.pt}" "${TEACHERS:=0}" "${KEEP_RAW:=1}"
     : "${ENCODER_LAYERS:=4}" "${LAYERS:=6}" "${WIDTH:=512}" "${FFN_WIDTH:=2048}" "${HEADS:=8}"
@@ -38,7 +39,7 @@ licence="captions of Multi30k (github.com/multi30k/dataset), for non-commercial 
 : "${TEACHERS:=1}" "${DRAFTER_DATA:=verifier}" "${DISTIL_RATIO:=2}" # the ratio leaves out what repeats itself without end, for the verifier
 : "${LAYERS:=4}" "${WIDTH:=128}" "${FFN_WIDTH:=256}" "${HEADS:=4}" # Wu et al. 2021 (Good for Misconceived Reasons), Transformer-Tiny
 source train_scripts/small_models.sh
-if [ "${SHAPE:-tiny}" = base ]; then
+if [ "$SHAPE" = base ]; then
     verifier_options+=" --task spec_dec --encoder-normalize-before --decoder-normalize-before --attention-dropout 0.1"
     verifier_options+=" --lr-scheduler polynomial_decay --total-num-update $VERIFIER_UPDATES"
     if [ "${GPUS:-0}" = 0 ]; then TRAINING_OPTIONS="--cpu-bf16 ${TRAINING_OPTIONS:-}"; fi

@@ -35,7 +35,20 @@ die() { printf 'error: %s\n' "$*" >&2; exit 2; }
 perform() { if [ -n "${dry_run:-}" ]; then printf '%q ' "$@" && say; else "$@"; fi; }
 tool() { perform python -m train_scripts.tools "$@"; }
 runner() { python -m train_scripts.runner "$@"; }
+quoted() { printf "'%s'" "${1//\'/\'\\\'\'}"; } # for the runner: ${1@Q} writes ü as $'\303\274', which it does not read
 no_options() { [ $# = 0 ] || die "$1: no such option; settings are variables (NAME=... ${recipe##*/}), and there is --help"; }
+
+# numbers KIND PATTERN NAME...: refuse settings of the user that are no such numbers, before anything is trained.
+numbers() {
+    local name
+    for name in "${@:3}"; do [[ ${!name:-1} =~ ^($2)$ ]] || die "$name=${!name}: give $1"; done
+}
+numbers "a number" "0|[1-9][0-9]*" AVERAGE SEED TEACHERS BLOCKWISE_HEADS HOLD_OUT GPUS MAX_LENGTH {TEST,SWEEP}_SENTENCES \
+    {TEACHER,VERIFIER,DRAFTER,TUNE,BART,WARMUP}_UPDATES {VERIFIER,BLOCKWISE}_EPOCHS
+numbers "a number above 0" "[1-9][0-9]*" {{VERIFIER,TEACHER,DRAFTER}_,{,DRAFTER_,DISTIL_}MAX_}TOKENS VOCABULARY BLOCK_SIZE \
+    {,ENCODER_,DRAFTER_}LAYERS {,FFN_}WIDTH HEADS BLOCKS_PER_SENTENCE {SAVE_INTERVAL_,}UPDATES LOG_INTERVAL UPSAMPLE WORKERS \
+    DISTIL_BEAM REPEATS TIMING_SENTENCES {TRAIN,VALID,TEST}_PAIRS DECODING_THREADS
+numbers "a number" "[0-9]+(\.[0-9]+)?" {,{REVERSE,TEACHER,VERIFIER,DRAFTER,BLOCKWISE}_}MINUTES DRAFTER_EPOCHS
 
 # A script that is ended by its process id also ends its child processes.
 trap 'pkill -TERM -P $$ 2>/dev/null || true' EXIT

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -391,6 +392,11 @@ def test_a_recipe_starts_from_anywhere(clone: Path, tmp_path: Path) -> None:
     assert (clone / "data-bin/x/raw/valid.de").read_text() == "ein zwei\n" * 8
     result = recipe(clone, "multi30k", "--dry-run", folder=tmp_path, **variables, SUBWORDS="gpt2")
     assert f"--gpt2-vocab-bpe '{tmp_path}/my text/vocab.bpe'" in result.stdout
+    (tmp_path / "my text").rename(tmp_path / "mein Täxt's")
+    variables |= {"DATA": "", "BART": "mein Täxt's", "TEACHER": "mein Täxt's/train.en"}
+    result = recipe(clone, "cnn_dm", "--dry-run", folder=tmp_path, **variables)
+    model = shlex.quote(f"{tmp_path}/mein Täxt's/model.pt")
+    assert f"--finetune-from-model {model} " in result.stdout, result.stderr
 
 
 def test_slurm_runs_a_copy_of_the_recipe(clone: Path, tmp_path: Path) -> None:

@@ -31,8 +31,6 @@ CHOICES = {
     "DRAFTER_DATA": "teacher, verifier",
     "SUBWORDS": "unigram, bpe, moses, gpt2",
 }
-NUMBERS = ["AVERAGE", "SEED", "TEACHERS", "UPSAMPLE", "VERIFIER_TOKENS", "TEACHER_TOKENS", "DRAFTER_TOKENS"]
-NUMBERS += ["GPUS", "MAX_TOKENS", "DRAFTER_MAX_TOKENS", *LIMITS]
 
 
 class Settings(SimpleNamespace):
@@ -59,9 +57,6 @@ def read_settings(variables: Mapping[str, str]) -> Settings:
     for name, choices in CHOICES.items():
         if getattr(s, name) not in choices.split(", "):
             raise RecipeError(f"{name}={getattr(s, name)}: choose from {choices}")
-    for name in NUMBERS:
-        if not re.fullmatch(r"\d+(\.\d+)?" if name in LIMITS else r"\d+", getattr(s, name)):
-            raise RecipeError(f"{name}={getattr(s, name)}: give a number")
     if not re.fullmatch(r"[\w.-]+", s.NAME):
         raise RecipeError(f"NAME={s.NAME}: name it with letters, digits, dots and dashes")
     if s.BLOCKWISE_HEADS != "0" and not s.blockwise_training:
