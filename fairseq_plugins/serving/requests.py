@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from anyio import BrokenResourceError
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -69,7 +70,10 @@ class Accounting:
             await send(message)
 
         try:
-            await self.app(scope, receive, watched_send)
+            try:
+                await self.app(scope, receive, watched_send)
+            except* BrokenResourceError:  # of a stream of fastapi (its discussion 15725)
+                account.outcome = "client left"
         except Exception as error:
             if status:
                 raise

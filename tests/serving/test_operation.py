@@ -100,6 +100,38 @@ def test_a_client_that_leaves_amid_its_request_is_no_error(client: Client, caplo
     assert "POST /translate 499" in caplog.text and "ERROR" not in caplog.text
 
 
+def test_a_client_that_leaves_while_events_wait_is_no_error(
+    client: Client, served: ServedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="spec-dec-serve")
+    body = json.dumps({"text": SECRET, "target": "de", "options": {"min_len": 20}}).encode()
+    scope = {"type": "http", "method": "POST", "path": "/v1/stream", "query_string": b"", "http_version": "1.1"}
+    scope["headers"] = [(b"content-type", b"application/json")]
+
+    async def stream() -> None:
+        left = asyncio.Event()
+        messages = [{"type": "http.request", "body": body}]
+
+        async def receive() -> dict[str, Any]:
+            if messages:
+                return messages.pop()
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if message.get("body"):
+                await asyncio.sleep(0.2)
+                while served.sentences:  # until all its events are there
+                    await asyncio.sleep(0.01)
+                left.set()
+                await asyncio.sleep(60)
+
+        await asyncio.wait_for(make_app([served], Settings())(scope, receive, send), 50)
+
+    asyncio.run(stream())
+    assert "POST /v1/stream 200" in caplog.text and caplog.text.rstrip().endswith("client left")
+
+
 def test_a_full_server_refuses_at_once(client: Client, served: ServedModel) -> None:
     beams = {"text": SECRET, "target": "de", "options": {"beam": 2}}  # decoded in another batch
     client.post("/v1/translate", beams)
