@@ -171,7 +171,7 @@ CALL = Place("translate", names(CallOptions), {"text", "drafts", "constraints", 
 
 def spelling_of(parser: ArgumentParser) -> Spelling:
     """Return how a command spells options that has its own for the arguments of `load` and `--set` for the others."""
-    return as_command({action.dest for action in parser._actions}, LOAD.known)
+    return as_command({action.dest for action in parser._actions}, LOAD.known | LOAD.arguments)
 
 
 def check_names(given: Collection[str], place: Place, fitting: Collection[str] = (), others: str = "") -> None:

@@ -11,7 +11,15 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from fairseq_plugins.errors import ConfigurationError, did_you_mean, explain, on_command_line, spell_as, unknown_value
+from fairseq_plugins.errors import (
+    ConfigurationError,
+    did_you_mean,
+    explain,
+    on_command_line,
+    spell_as,
+    spelled,
+    unknown_value,
+)
 from fairseq_plugins.help_texts import version
 from fairseq_plugins.process.output import (
     PARENT,
@@ -127,8 +135,8 @@ def advised(message: str, parser: argparse.ArgumentParser) -> ConfigurationError
             return ConfigurationError(None, unknown[1], "stands after --, where options end", "give it before --")
         remedy = did_you_mean(unknown[1], parser._option_string_actions)
         if "--set" in parser._option_string_actions:
-            name = unknown[1].removeprefix("--").replace("-", "_")
-            remedy += f"{' ' if remedy else ''}options of decoding are given as --set {name}=VALUE"
+            other = spelled(f"{{{unknown[1]} VALUE}}")
+            remedy = remedy if other == f"{unknown[1]} VALUE" else f"give {other}"
         return ConfigurationError(None, unknown[1], NO_SUCH_OPTION, remedy)
     argument = re.match(r"argument ([^:]+): (.*)", message, re.DOTALL)
     if argument is None:

@@ -99,7 +99,7 @@ def test_wrong_arguments_are_one_line(capsys: pytest.CaptureFixture[str]) -> Non
     assert f"--port {port}: 127.0.0.1 cannot be listened at (Address already in use)" in capsys.readouterr().err
     assert cli.main([str(FOLDER), "--port", "70000"]) == 2
     assert cli.main([str(FOLDER), "--int8"]) == 2
-    assert "--int8: no such option; options of decoding are given as --set int8=VALUE" in capsys.readouterr().err
+    assert "--int8: no such option; give --set int8=VALUE (see spec-dec-serve --help)" in capsys.readouterr().err
 
 
 def test_a_server_without_any_model_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
