@@ -57,7 +57,7 @@ def check_search_numbers(args: Any) -> None:
     check_values(values, SearchNumbers)
     for option in ("topk", "topp"):
         value = getattr(args, f"sampling_{option}", -1)
-        if isinstance(value, (int, float)) and value > 0 and not getattr(args, "sampling", False):
+        if isinstance(value, (int, float)) and value >= 0 and not getattr(args, "sampling", False):
             raise ConfigurationError(f"--sampling-{option}", value, "is for sampling", "add {--sampling}")
     beam, nbest = values.get("beam", 1), values.get("nbest", 1)
     if nbest > beam:

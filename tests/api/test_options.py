@@ -105,6 +105,12 @@ def test_options_that_fairseqs_own_search_refuses(options: dict, message: str) -
         loaded("beam").translate("A man.", **options)
 
 
+@pytest.mark.parametrize("decoder", ["greedy", "beam"])
+def test_zero_limits_of_sampling_are_refused_without_sampling(decoder: str) -> None:
+    with refused("--sampling-topk 0: is for sampling; add --sampling"):
+        loaded(decoder).translate("A man.", sampling_topk=0)
+
+
 def test_other_errors_of_a_search_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loaded("beam")._session, "decode", Mock(side_effect=RuntimeError("gone")))
     with pytest.raises(RuntimeError, match="gone") as raised:
