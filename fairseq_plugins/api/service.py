@@ -153,7 +153,8 @@ class Service:
         engine = next(engine for engine in self._engines if engine.takes(job))
         try:
             engine.admit(job)
-        except BaseException as error:
+        except BaseException as error:  # also no memory
+            engine.cancel(job)
             self._forget(job)
             if self._is_closed:  # meanwhile
                 raise ServiceClosed("the service is closed") from error

@@ -90,7 +90,6 @@ class ContinuousEngine:
         try:
             self._backend.admit(job.numbers, job.sample, limits, beam, job.on_step is not None, sampling)
         except ValueError as error:
-            self.cancel(job)
             raise ConfigurationError(None, None, str(error), "shorten the sentence, or lower its limits") from error
 
     def cancel(self, job: Job) -> None:

@@ -257,6 +257,28 @@ def test_a_batch_that_fails_ends_its_sentences_and_another_one_begins(model: Mod
         assert service.submit(TEXTS[0]).result(30).text == model.translate(TEXTS[0])
 
 
+def test_a_sentence_that_was_refused_leaves_nothing_behind(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as where there is no memory for the last of its samples."""
+    with model.service() as service:
+        engine = service._engines[0]
+        assert isinstance(engine, service_engines.ContinuousEngine)
+        admit = engine._backend.admit
+
+        def fail(*arguments: Any) -> None:
+            admit(*arguments)
+            raise MemoryError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._backend, "admit", fail)
+            with pytest.raises(MemoryError):
+                service.submit(TEXTS[0], **ENDLESS)
+        assert not engine._jobs and service.sentences == 0
+        deadline = time.monotonic() + 60
+        while engine._backend.generator.load() != (0, 0):
+            assert time.monotonic() < deadline
+        assert service.submit(TEXTS[0]).result(30).text == model.translate(TEXTS[0])
+
+
 def test_closing_while_a_sentence_is_submitted(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     service = model.service()
     admit = service._engines[0].admit
