@@ -291,16 +291,21 @@ def test_refusals(checkout: Path, recipe: str, arguments: list[str], variables: 
 def test_downloads_are_checked(tmp_path: Path) -> None:
     (tmp_path / "page").write_text("not found")
 
+    def shell(script: str) -> subprocess.CompletedProcess[str]:
+        sourced = f"script=x; source train_scripts/recipe.sh; source train_scripts/downloads.sh; cd {tmp_path}"
+        return subprocess.run(["bash", "-c", f"{sourced}; {script}"], cwd=REPOSITORY, capture_output=True, text=True)
+
     def fetch(*arguments: str) -> subprocess.CompletedProcess[str]:
-        sourced = "script=x; source train_scripts/recipe.sh; source train_scripts/downloads.sh"
-        script = f"{sourced}; cd {tmp_path}; fetch file://{tmp_path}/page out {' '.join(arguments)}"
-        return subprocess.run(["bash", "-c", script], cwd=REPOSITORY, capture_output=True, text=True)
+        return shell(f"fetch file://{tmp_path}/page out {' '.join(arguments)}")
 
     assert "has 9 bytes, expected at least 1000; remove it" in fetch("1000").stderr
     assert "its checksum is not the published one" in fetch("5", "0" * 64).stderr
     assert not (tmp_path / "out").exists()
     (tmp_path / "out.partial").unlink()
     assert fetch("5").returncode == 0 and (tmp_path / "out").read_text() == "not found"
+    offline = shell("sacrebleu() { echo no network >&2; return 1; }; from_sacrebleu wmt13 en-de src text")
+    message = "sacrebleu --test-set wmt13: could not be downloaded; see above, or give local text with DATA=folder"
+    assert (offline.returncode, offline.stderr) == (2, f"no network\nerror: {message}\n")
 
 
 def test_help_is_the_head_of_the_recipe(checkout: Path) -> None:

@@ -32,7 +32,8 @@ from_archives() {
 
 # from_sacrebleu SET PAIR SIDE OUT: a published test set; sacrebleu checks its checksum. SIDE is src or ref.
 from_sacrebleu() {
-    perform_to "$4.whole" sacrebleu --test-set "$1" --language-pair "$2" --echo "$3"
+    perform_to "$4.whole" sacrebleu --test-set "$1" --language-pair "$2" --echo "$3" ||
+        die "sacrebleu --test-set $1: could not be downloaded; see above, or give local text with DATA=folder"
     tool clean-lines "$4.whole" "$4"
     perform rm "$4.whole"
 }
