@@ -1,6 +1,7 @@
 """Errors of fairseq's tools as one line: their hooks, which look for the file that is wrong."""
 
 import contextlib
+import errno
 import os
 import re
 import sys
@@ -105,7 +106,8 @@ def explain_in_tool(error: BaseException) -> ConfigurationError | None:
 
 def _wrong_file(error: BaseException, given: Mapping[str, Any]) -> ConfigurationError | None:
     """Return what is wrong with a file of a command line: fairseq's errors do not name it."""
-    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    files = [code.co_filename for code in codes]
     results = given.get("results_path")
     if isinstance(error, OSError) and results is not None:
         is_printing = error.filename is None and "fairseq_cli" in Path(files[-1]).parts
@@ -115,6 +117,9 @@ def _wrong_file(error: BaseException, given: Mapping[str, Any]) -> Configuration
     logdir = given.get("tensorboard_logdir")
     if isinstance(error, OSError) and logdir is not None and any("tensorboard" in Path(file).parts for file in files):
         return unwritable(logdir, "--tensorboard-logdir", error)
+    full = _full_disk(error)
+    if full is not None and any(code.co_name == "save_checkpoint" for code in codes):
+        return unwritable(given.get("save_dir") or "", "--save-dir", full)
     try:
         check_dictionaries(given.get("data") or "")
         check_sentencepiece(given.get("sentencepiece_model"))
@@ -123,6 +128,13 @@ def _wrong_file(error: BaseException, given: Mapping[str, Any]) -> Configuration
     except ConfigurationError as found:
         return found
     return None
+
+
+def _full_disk(error: BaseException | None) -> OSError | None:
+    """Return the error of a full disk that led to this one, which torch's writer of archives hides."""
+    while error is not None and not (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
+        error = error.__context__
+    return error
 
 
 def check_dictionaries(data: str) -> None:

@@ -1,6 +1,7 @@
 """Errors of fairseq's tools as one line that names the file; all others keep their traceback."""
 
 import ast
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,26 @@ def test_a_last_checkpoint_that_was_cut_off_is_copied_again(tmp_path: Path, monk
     monkeypatch.setattr("sys.argv", f"fairseq-train data --arch transformer --save-dir {tmp_path}".split())
     message = explained(checkpoint_utils.load_checkpoint_to_cpu, str(tmp_path / "checkpoint_last.pt"))
     assert "checkpoint_last.pt: cut off" in message and "copy checkpoint_1_100.pt in" in message
+
+
+@pytest.mark.parametrize("writer", ["torch.save", "fairseq.file_io.PathManager.copy"])
+def test_a_full_disk_is_named(writer: str, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the last checkpoint is damaged: that of a resumed training is written over."""
+
+    def fill_disk(*_: object, **__: object) -> None:
+        (tmp_path / "checkpoint_last.pt").write_bytes(b"PK\x03\x04 and no more")
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        finally:
+            if writer == "torch.save":
+                raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
+
+    monkeypatch.setattr(writer, fill_disk)
+    monkeypatch.setattr(checkpoint_utils.time, "sleep", lambda _: None)
+    command = f"{corpus.data} --task translation --arch transformer {TINY} {TRAINING} --criterion cross_entropy"
+    monkeypatch.setattr("sys.argv", ["fairseq-train", *f"{command} --max-update 1 --save-dir {tmp_path}".split()])
+    message = explained(run_in_process, "train", f"{command} --max-update 1 --save-dir {tmp_path}")
+    assert message.startswith(f"--save-dir {tmp_path}: cannot be written (No space left on device); free disk space")
 
 
 def test_a_training_resumes_its_own_model(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
