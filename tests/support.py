@@ -30,7 +30,7 @@ from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import Backend, choose_backend
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec
+from fairseq_plugins.decoding.method import Method, MethodContext
 from fairseq_plugins.decoding.native.model import NativeWeights
 from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStats
 from fairseq_plugins.decoding.recording.trace_writer import TraceWriter
@@ -329,13 +329,13 @@ def make_generator(
     temperature = options.get("temperature", 1.0)
     beam = min(options.get("beam_size", 1), len(task.target_dictionary) - 1)
 
-    def choose(spec: MethodSpec, trace: TraceWriter | None) -> Backend:
+    def choose() -> Backend:
         active = options.get("active_sentences", 0)
         if isinstance(method, Options):
             context = method.context(models, model, task, engine, temperature, beam)
             size = options.get("no_repeat_ngram_size", 0)
             context = replace(context, sampling=sampling, no_repeat_ngram_size=size)
-            return choose_backend(spec, method.options, context, trace, active)
+            return choose_backend(method.spec, method.options, context, trace, active)
         if isinstance(method, Method):
             return TorchBackend(method, trace=trace, active_sentences=active)
         operations = engine if isinstance(engine, Engine) else Engine()

@@ -4,7 +4,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NoReturn
 
@@ -32,16 +31,6 @@ logger = logging.getLogger(__name__)
 Hypotheses = list[list[dict[str, Any]]]
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    """A backend, and what it was chosen for."""
-
-    backend: Backend
-    spec: MethodSpec
-    trace: TraceWriter | None
-    weights: WeightSnapshot
-
-
 class DraftVerifyGenerator(SequenceGenerator):
     """A `SequenceGenerator` that decodes on one of our backends.
 
@@ -51,8 +40,7 @@ class DraftVerifyGenerator(SequenceGenerator):
     Args:
         models, tgt_dict, kwargs: as for `SequenceGenerator`.
         spec: the method.
-        choose: chooses the backend of a method, given the trace; called at the first batch, and when the weights,
-            `spec` or `trace` have changed since.
+        choose: chooses the backend; called at the first batch, and when the weights have changed since.
         stats: records counts and times.
         trace: records every iteration; None for no trace.
         active_sentences: number of sentences decoded at a time, 0 for all.
@@ -68,7 +56,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         models: Sequence[FairseqEncoderDecoderModel],
         tgt_dict: Any,
         spec: MethodSpec,
-        choose: Callable[[MethodSpec, TraceWriter | None], Backend],
+        choose: Callable[[], Backend],
         stats: DecodingStats,
         trace: TraceWriter | None = None,
         active_sentences: int = 0,
@@ -104,7 +92,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         self._max_source = min(known, default=math.inf)
         self._max_target = self.model.max_decoder_positions()
         self._read_from = [*models, *([] if drafter is None else [drafter])]
-        self._chosen: _Chosen | None = None
+        self._chosen: tuple[Backend, WeightSnapshot] | None = None
         self._lock = ForkSafeLock()
 
     def __reduce__(self) -> NoReturn:
@@ -112,17 +100,16 @@ class DraftVerifyGenerator(SequenceGenerator):
 
     @property
     def backend(self) -> Backend:
-        """The backend, chosen on first use and when what it was chosen for has changed."""
+        """The backend, chosen on first use and when the weights have changed."""
         chosen = self._chosen
-        is_current = chosen is not None and chosen.spec is self.spec and chosen.trace is self.trace
-        if chosen is None or not is_current or not (self.weights_are_fixed or chosen.weights.is_current()):
+        if chosen is None or not (self.weights_are_fixed or chosen[1].is_current()):
             self._chosen = chosen = None  # frees the memory
             with torch.inference_mode():
-                backend = self.choose(self.spec, self.trace)
+                backend = self.choose()
             # Afterwards: joining layers moves their weights.
-            chosen = self._chosen = _Chosen(backend, self.spec, self.trace, WeightSnapshot(self._read_from))
+            chosen = self._chosen = backend, WeightSnapshot(self._read_from)
             self.stats.backend = f"{backend.name}: {backend.reason}"
-        return chosen.backend
+        return chosen[0]
 
     def _generate(
         self,

@@ -207,7 +207,7 @@ class Decoding:
             stats.graphs = context.engine.graphs
         trace = None if cfg.trace_file is None else self._trace(spec, options, context)
 
-        def choose(spec: MethodSpec, trace: TraceWriter | None) -> Backend:
+        def choose() -> Backend:
             check_verifiers(spec, context.models)  # whose methods may have been replaced since
             return choose_backend(spec, options, self._in_current_precision(context, bf16), trace, active)
 

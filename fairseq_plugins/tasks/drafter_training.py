@@ -295,7 +295,7 @@ class TrainsDrafters(DecodesWithDrafts):
             own,
             context,
             spec,
-            lambda spec, trace: choose_backend(spec, chosen, context, trace),
+            lambda: choose_backend(spec, chosen, context),
             DecodingStats(spec.name),
         )
         generator.weights_are_fixed = True  # until the next validation; fairseq's modules change what they cache

@@ -11,7 +11,6 @@ from fairseq_plugins.decoding.backends import Backend
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import MethodContext, MethodSpec
 from fairseq_plugins.decoding.recording.stats import DecodingStats
-from fairseq_plugins.decoding.recording.trace_writer import TraceWriter
 from fairseq_plugins.decoding.reference.sampling import Sampling
 from fairseq_plugins.decoding.reference.search.strategy import OPTIONS, SearchStrategy
 from fairseq_plugins.errors import ConfigurationError
@@ -69,7 +68,7 @@ def generator_like(
     own: SequenceGenerator,
     context: MethodContext,
     spec: MethodSpec,
-    choose: Callable[[MethodSpec, TraceWriter | None], Backend],
+    choose: Callable[[], Backend],
     stats: DecodingStats,
     **more: Any,
 ) -> DraftVerifyGenerator:

@@ -6,7 +6,6 @@ from argparse import Namespace
 from collections.abc import Callable
 from itertools import product
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -164,15 +163,6 @@ def test_a_changed_drafter_is_used() -> None:
     backend = generator.backend
     drafter.load_state_dict(other.state_dict())
     assert ids(generator.generate([verifier], sample)) == expected and generator.backend is not backend
-
-
-def test_another_trace_is_used() -> None:
-    task, model, sample, args = prepared("greedy")
-    generator = task.build_generator([model], args)
-    assert generator.backend.name == "native"
-    generator.trace = Mock()
-    generator.generate([model], sample)
-    assert generator.backend.name == "torch" and generator.trace.iteration.called
 
 
 def test_inference_tensors_are_compared_by_their_values() -> None:

@@ -66,7 +66,7 @@ def run_copying(
     backend = NativeBackend(spec, how.options, context)
     stats = RecordedStats()
     per_batch = {name: search.pop(name) for name in ("bos_token", "prefix_tokens") if name in search}
-    generator = DraftVerifyGenerator([model], task.target_dictionary, spec, lambda *_: backend, stats, **search)
+    generator = DraftVerifyGenerator([model], task.target_dictionary, spec, lambda: backend, stats, **search)
     output = generator.generate([model], sample, **per_batch)
     return output, [sentence.emitted for sentence in stats.recorded]
 
