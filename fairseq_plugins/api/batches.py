@@ -15,13 +15,12 @@ from torch import Tensor
 
 from fairseq_plugins.api.generators import CallSearch, Generators
 from fairseq_plugins.api.inputs import check_characters, check_string, warn_of_lines
-from fairseq_plugins.api.results import CallStatistics, RecordedStats, Step, Translation
+from fairseq_plugins.api.results import CallStatistics, Step, Translation
 from fairseq_plugins.api.sentences import Input, Subwords, cut_texts, inputs_of
 from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.data.sentences import is_blank
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.decoded import StepOutput
-from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.fairseq_errors import wrong_option
 from fairseq_plugins.shared.forks import ForkSafeLock
@@ -138,10 +137,7 @@ class BatchDecoder:
 
     def _take(self, search: CallSearch) -> Any:
         with self._turn(), self._weights:
-            generator = self._generators.take(search)
-        if isinstance(generator, DraftVerifyGenerator):
-            generator.stats = RecordedStats(self._spec.name)
-        return generator
+            return self._generators.take(search)
 
     def _set_up(self, generator: Any) -> None:
         """Choose the backend of a generator in this turn, before the clock starts; fairseq's own has none."""
@@ -212,11 +208,8 @@ class BatchDecoder:
                 raise
             raise wrong from error
         self.statistics.seconds += time.perf_counter() - started
-        stats = getattr(generator, "stats", None)
-        counted = stats.take() if isinstance(stats, RecordedStats) else {}
         for place, of_sentence in zip(sample["id"].tolist(), hypotheses, strict=True):
-            best = of_sentence[: search.num_hypotheses]
-            yield place, self._translation(best, counted.get(place, []), search.needs_scores)
+            yield place, self._translation(of_sentence[: search.num_hypotheses], search.needs_scores)
 
     def _stream(self, source: Input, search: CallSearch) -> Generator[Step, None, Translation]:
         """Decode a sentence; yield each iteration, and return the translation."""
@@ -234,7 +227,7 @@ class BatchDecoder:
                     try:
                         step = self._step(next(iterations)[0], output)
                     except StopIteration as end:
-                        translation = self._translation(end.value[0][:1], generator.stats.take()[0])
+                        translation = self._translation(end.value[0][:1])
                         statistics.add(translation)
                         return translation
                     finally:
@@ -255,14 +248,8 @@ class BatchDecoder:
             finished=step.finished,
         )
 
-    def _translation(
-        self, hypotheses: Sequence[dict[str, Any]], emitted: Sequence[list[int]], has_scores: bool = True
-    ) -> Translation:
-        """Return the translation of a sentence from its hypotheses, the best first.
-
-        `emitted` has for each of its samples the tokens that each iteration emitted; one without sampling; empty if
-        nothing was counted.
-        """
+    def _translation(self, hypotheses: Sequence[dict[str, Any]], has_scores: bool = True) -> Translation:
+        """Return the translation of a sentence from its hypotheses, the best first."""
         hypothesis, *others = hypotheses
         tokens = hypothesis["tokens"].tolist()
         return Translation(
@@ -270,11 +257,9 @@ class BatchDecoder:
             tokens=self._symbols(tokens),
             score=float(hypothesis["score"]) if has_scores else math.nan,
             token_scores=hypothesis["positional_scores"].tolist() if has_scores else [math.nan] * len(tokens),
-            emitted=emitted[hypothesis.get("sample", 0)] if emitted else None,
+            emitted=getattr(hypothesis, "emitted", None),
             alignment=self._alignment(tokens, hypothesis["alignment"]),
-            alternatives=[
-                self._translation([other], emitted if len(emitted) > 1 else [], has_scores) for other in others
-            ],
+            alternatives=[self._translation([other], has_scores) for other in others],
         )
 
     def _alignment(self, tokens: Sequence[int], pairs: Sequence[tuple[int, int]] | Tensor) -> list[int] | None:

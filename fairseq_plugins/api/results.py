@@ -1,9 +1,6 @@
 """Results of a model: translations, the steps of a stream, and the counts of a call."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStats
 
 
 @dataclass(frozen=True)
@@ -84,20 +81,3 @@ class CallStatistics:
         for output in (translation, *(sample for sample in translation.alternatives if sample.emitted is not None)):
             self.tokens += len(output.token_scores)
             self.iterations += output.iterations or 0
-
-
-class RecordedStats(DecodingStats):
-    """Keeps the statistics of each sentence until `take`, and writes and prints nothing."""
-
-    def __init__(self, decoder: str) -> None:
-        super().__init__(decoder)
-        self._recorded: dict[int, list[list[int]]] = {}
-
-    def record(self, batch: Sequence[SentenceStats], seconds: float) -> None:
-        for sentence in batch:
-            self._recorded.setdefault(sentence.id, []).append(sentence.emitted)
-
-    def take(self) -> dict[int, list[list[int]]]:
-        """Return the tokens that each iteration emitted, by sentence, for each of its samples; and forget them."""
-        taken, self._recorded = self._recorded, {}
-        return taken

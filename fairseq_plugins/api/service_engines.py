@@ -13,7 +13,7 @@ from fairseq.utils import extract_hard_alignment
 
 from fairseq_plugins.api.generators import CallSearch, configure
 from fairseq_plugins.api.jobs import Job
-from fairseq_plugins.api.results import RecordedStats, Translation
+from fairseq_plugins.api.results import Translation
 from fairseq_plugins.api.sentences import Input
 from fairseq_plugins.checkpoint.compact_weights import restore
 from fairseq_plugins.decoding.constraints import Constraints
@@ -52,7 +52,6 @@ class ContinuousEngine:
             generator = model._generators.batch_invariant(max_beam)
             if not isinstance(generator, DraftVerifyGenerator):
                 raise Unsupported("fairseq's own search")
-            generator.stats = RecordedStats(model.decoder)
             self._generator = generator
             self._arguments = self._constant_arguments()
             _, limits, self._first_token = self._request(Input(model._ids([])))
@@ -185,8 +184,9 @@ class ContinuousEngine:
         decoded = [job.decoded[number] for number in job.numbers]
         with self._lock:
             configure(self._generator, search)
-            hypotheses = self._generator.hypotheses([output for each in decoded for output in each.outputs])
-        emitted = self._generator.emitted([each for one in decoded for each in one.emitted], hypotheses)
+            hypotheses = self._generator.hypotheses(
+                Decoded([each.outputs[0] for each in decoded], [each.emitted[0] for each in decoded])
+            )
         if len(decoded) > 1:
             hypotheses = group_samples(hypotheses, len(decoded))
         (best,) = hypotheses
@@ -199,7 +199,7 @@ class ContinuousEngine:
                 align(
                     self._generator.model.models, job.sample, [best], extract_hard_alignment, symbols, self._first_token
                 )
-        return model._translation(best, emitted, search.needs_scores)
+        return model._translation(best, search.needs_scores)
 
 
 class WholeBatches:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.decoding.backends import Backend
 from fairseq_plugins.decoding.constraints import Constraints, constraints_of
-from fairseq_plugins.decoding.decoded import Decoded, Hypothesis, StepOutput
+from fairseq_plugins.decoding.decoded import Decoded, StepOutput
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStats
 from fairseq_plugins.decoding.recording.trace_writer import TraceWriter
@@ -28,7 +28,15 @@ from fairseq_plugins.shared.forks import ForkSafeLock
 
 logger = logging.getLogger(__name__)
 
-Hypotheses = list[list[dict[str, Any]]]
+
+class CountedHypothesis(dict[str, Any]):
+    """A hypothesis as fairseq has it; the best of a sentence also has the number of tokens of each iteration."""
+
+    emitted: list[int] | None = None
+
+
+Hypotheses = list[list[Any]]
+"""The hypotheses of each sentence, `CountedHypothesis`."""
 
 
 class DraftVerifyGenerator(SequenceGenerator):
@@ -175,17 +183,21 @@ class DraftVerifyGenerator(SequenceGenerator):
                 for output in outputs:
                     if len(output.tokens) - 1 > longest:
                         output.score = torch.full_like(output.score, -torch.inf)
-        hypotheses = self.hypotheses(decoded.outputs)
+        hypotheses = self.hypotheses(decoded)
         if self.extract_alignment is not None:
             best = [of_sentence[: self.most_aligned] for of_sentence in hypotheses]
             align(self.model.models, sample, best, self.extract_alignment, (self.pad, self.eos), first_token)
-        self._record(sample, decoded.emitted, hypotheses, time.perf_counter() - started)
+        self._record(sample, hypotheses, time.perf_counter() - started)
         if self.trace is not None:
             self.trace.write(sample, hypotheses, has_prefix=has_prefix)
         return group_samples(hypotheses, self.samples) if self.samples > 1 else hypotheses
 
-    def hypotheses(self, outputs: list[list[Hypothesis]]) -> Hypotheses:
-        """Return outputs in fairseq's format, the best of a sentence first; equal scores keep the order of ending."""
+    def hypotheses(self, decoded: Decoded) -> Hypotheses:
+        """Return outputs in fairseq's format, the best of a sentence first; equal scores keep the order of ending.
+
+        In beam search each step counts as one token of the best one.
+        """
+        outputs = decoded.outputs
         flat = [output for of_sentence in outputs for output in of_sentence]
         if not flat:
             return [[] for _ in outputs]
@@ -201,29 +213,23 @@ class DraftVerifyGenerator(SequenceGenerator):
             if any(map(math.isnan, host_scores)):  # the compiled kernels check this themselves
                 raise RuntimeError(NAN_SCORES)
             hypotheses = [
-                {
-                    "tokens": output.tokens.clone(),
-                    "score": score,
-                    "positional_scores": output.log_probs.clone(),
-                    "attention": none,
-                    "alignment": none,
-                }
+                CountedHypothesis(
+                    tokens=output.tokens.clone(),
+                    score=score,
+                    positional_scores=output.log_probs.clone(),
+                    attention=none,
+                    alignment=none,
+                )
                 for output, score in zip(flat, scores.unbind(), strict=True)
             ]
-        if all(len(of_sentence) == 1 for of_sentence in outputs):
-            return [[hypothesis] for hypothesis in hypotheses]
         scored = iter(zip(host_scores, hypotheses, strict=True))
         ranked = [sorted(islice(scored, len(of_sentence)), key=lambda pair: -pair[0]) for of_sentence in outputs]
+        for ((_, best), *_), emitted in zip(ranked, decoded.emitted, strict=True):
+            length = len(best["tokens"])
+            best.emitted = [1] * length + [0] * (sum(emitted) - length) if self.spec.searches_beams else emitted
         return [[hypothesis for _, hypothesis in of_sentence] for of_sentence in ranked]
 
-    def emitted(self, emitted: list[list[int]], hypotheses: Hypotheses) -> list[list[int]]:
-        """Return `Decoded.emitted`; in beam search each step counts as one token of the best hypothesis."""
-        if not self.spec.searches_beams:
-            return emitted
-        best = [len(of_sentence[0]["tokens"]) for of_sentence in hypotheses]
-        return [[1] * length + [0] * (sum(each) - length) for length, each in zip(best, emitted, strict=True)]
-
-    def _record(self, sample: dict[str, Any], emitted: list[list[int]], hypotheses: Hypotheses, seconds: float) -> None:
+    def _record(self, sample: dict[str, Any], hypotheses: Hypotheses, seconds: float) -> None:
         """Record the statistics of a batch."""
         lengths = sample["net_input"]["src_lengths"]
         size = len(lengths)
@@ -231,11 +237,10 @@ class DraftVerifyGenerator(SequenceGenerator):
         # One copy to the host, which waits for the device.
         numbers = torch.stack([ids, lengths], dim=1).tolist()
         batch_size = min(size, self.active_sentences or size)
-        emitted = self.emitted(emitted, hypotheses)
-        self.stats.record(
-            [
-                SentenceStats(number, length, sum(each), len(each), each, batch_size, seconds / size)
-                for (number, length), each in zip(numbers, emitted, strict=True)
-            ],
-            seconds,
-        )
+        sentences = []
+        for (number, length), (best, *_) in zip(numbers, hypotheses, strict=True):
+            emitted = best.emitted or []
+            sentences.append(
+                SentenceStats(number, length, sum(emitted), len(emitted), emitted, batch_size, seconds / size)
+            )
+        self.stats.record(sentences, seconds)

@@ -85,12 +85,6 @@ def with_samples(sample: dict[str, Any], count: int, seed: int) -> dict[str, Any
 
 
 def group_samples(hypotheses: list[list[dict[str, Any]]], count: int) -> list[list[dict[str, Any]]]:
-    """Return the samples of each sentence, best score first, from the outputs of `with_samples`.
-
-    `sample` of a hypothesis is its number.
-    """
-    groups = []
-    for begin in range(0, len(hypotheses), count):
-        group = [{**only, "sample": number} for number, (only,) in enumerate(hypotheses[begin : begin + count])]
-        groups.append(sorted(group, key=lambda sample: -float(sample["score"])))
-    return groups
+    """Return the samples of each sentence, best score first, from the outputs of `with_samples`."""
+    groups = (hypotheses[begin : begin + count] for begin in range(0, len(hypotheses), count))
+    return [sorted((only for (only,) in group), key=lambda sample: -float(sample["score"])) for group in groups]
