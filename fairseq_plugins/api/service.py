@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, NoReturn, Unpack
 
-from fairseq_plugins.api.jobs import Job, OnStep
 from fairseq_plugins.api.options import CallOptions, SearchOptions
 from fairseq_plugins.api.results import Step, Translation
 from fairseq_plugins.api.sentences import TargetTexts
-from fairseq_plugins.api.service_engines import ContinuousEngine, WholeBatches
+from fairseq_plugins.api.service_engines import ContinuousEngine, Job, OnStep, WholeBatches
 from fairseq_plugins.decoding.kernel_module import Unsupported
 from fairseq_plugins.errors import ConfigurationError
 
