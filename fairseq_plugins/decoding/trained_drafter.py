@@ -1,11 +1,15 @@
-"""The trained drafter of `--drafter-path`, alone or as fallback: options, checks and construction."""
+"""The trained drafter of `--drafter-path`, alone or as fallback: options, loading, checks and construction."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
 import torch
 from fairseq.dataclass import ChoiceEnum
+from torch import nn
 
+from fairseq_plugins.checkpoint.loading import build_model, read_checkpoint, unwrap
+from fairseq_plugins.checkpoint.mapped_weights import TakeWeights
+from fairseq_plugins.checkpoint.settings import model_name
 from fairseq_plugins.decoding.kernel_module import AnyDrafter, KernelPolicy, Unsupported
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, fixed_width_option, option
 from fairseq_plugins.decoding.reference.drafters import Drafter
@@ -34,6 +38,34 @@ class TrainedDrafterOptions(MethodOptions):
         "Drafts are verified in fp32, so only the output of gad++ may differ",
         ignored_by_other_methods=True,
     )
+
+
+def drafter_in(model: nn.Module) -> BlockNat | None:
+    """Return the drafter inside of fairseq's wrappers for distributed training, None for other models."""
+    model = unwrap(model)
+    return model if isinstance(model, BlockNat) else None
+
+
+def load_drafter(path: str, verifier: nn.Module, task: Any) -> BlockNat:
+    """Load a drafter for a verifier; raise ConfigurationError if they do not fit each other."""
+    option = "--drafter-path"
+    state, cfg = read_checkpoint(path, option)
+    if model_name(cfg).startswith("block_nat"):
+        if getattr(cfg, "tune_verifier", False):
+            remedy = "part them with python -m train_scripts.tools split-verifier, and decode with both"
+            raise ConfigurationError(option, path, "holds a verifier of its own ({--tune-verifier})", remedy)
+        if getattr(cfg, "positions_every_layer", False):
+            raise ConfigurationError(option, path, "was trained with --positions-every-layer, now gone", "train anew")
+        try:
+            # Before it is built: its options name layers and widths of its own verifier.
+            BlockNat.check_verifier(state["model"], cfg, verifier)
+        except ValueError as error:
+            remedy = "give the verifier that it was trained with as {--path}, or train a drafter for this one"
+            raise ConfigurationError(option, path, f"{error} than {{--path}}", remedy) from error
+    with TakeWeights():
+        drafter = build_model(state, cfg, path, task, option, required=BlockNat, verifier=verifier)
+    assert isinstance(drafter, BlockNat)
+    return drafter
 
 
 def check_draft_vocabulary(options: TrainedDrafterOptions) -> None:

@@ -32,13 +32,13 @@ from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.half_precision import HALF_DTYPES, precision_of, with_rounded_weights
 from fairseq_plugins.decoding.search_numbers import check_search_numbers
 from fairseq_plugins.decoding.suppression import check_end, suppressed_tokens
+from fairseq_plugins.decoding.trained_drafter import drafter_in, load_drafter
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.process.ending import close_with
 from fairseq_plugins.process.output import is_tool
 from fairseq_plugins.shared.files import destination
 from fairseq_plugins.shared.parsing import arguments_of_fairseqs_tool
-from fairseq_plugins.tasks.drafter_loading import drafter_in, load_drafter
 from fairseq_plugins.tasks.drafts import LineNumbers, TaskDrafts
 from fairseq_plugins.tasks.own_generator import (
     check_own,

@@ -26,14 +26,13 @@ from fairseq_plugins.decoding.native.backend import NativeBackend
 from fairseq_plugins.decoding.recording.stats import DecodingStats
 from fairseq_plugins.decoding.reference.arithmetic import without_cudnn_attention
 from fairseq_plugins.decoding.reference.engine import Engine
-from fairseq_plugins.decoding.trained_drafter import store_survival
+from fairseq_plugins.decoding.trained_drafter import drafter_in, store_survival
 from fairseq_plugins.errors import ConfigurationError, flag, unknown_value
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 from fairseq_plugins.shared.parsing import arguments_of_fairseqs_tool
 from fairseq_plugins.shared.workers import check_trains_together, find_worker
 from fairseq_plugins.tasks.decoding import DecodesWithDrafts, native_weights
-from fairseq_plugins.tasks.drafter_loading import drafter_in
 from fairseq_plugins.tasks.own_generator import generator_like
 
 _DEFAULT_BLOCK_SIZE = 25
