@@ -17,7 +17,9 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from fairseq_plugins.benchmarks import ctranslate, tables
+import numpy as np
+
+from fairseq_plugins.benchmarks import ctranslate
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, GREEDY, Contender, lossy_note, reference_of
 from fairseq_plugins.benchmarks.measuring import Row, bleu_signature, measure
@@ -25,10 +27,53 @@ from fairseq_plugins.benchmarks.setting import configure
 from fairseq_plugins.checkpoint.session import precision
 from fairseq_plugins.process.output import counted
 from fairseq_plugins.shared.cli import run_command
+from fairseq_plugins.shared.display import shown, table
 from fairseq_plugins.shared.files import write_atomically
 from fairseq_plugins.shared.machine import machine
 
 logger = logging.getLogger("spec-dec-bench")
+
+PERCENTILES = (50, 90, 99)
+
+
+def table_of(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
+    """Return quality, identity, speed and latency in Markdown; ratios are those of the first batch size."""
+    first, by_name, references = batch_sizes[0], {row.name: row for row in rows}, compared_with(rows)
+    lines = []
+    for row in rows:
+        line = {"decoder": row.name, "BLEU": shown(row.bleu, ".2f")}
+        line |= {f"same as {name.removeprefix('fairseq ')}": _same(row, name) for name in references}
+        line["tokens/iteration"] = shown(row.tokens_per_iteration.get(first), ".2f")
+        line |= {f"sent/s, batch {size}": f"{row.rate(size):.1f}" for size in batch_sizes}
+        if 1 in batch_sizes:
+            # Of the medians of each sentence over the repetitions.
+            percentiles = np.percentile(row.latencies, PERCENTILES)
+            line["ms, p50 / p90 / p99"] = " / ".join(f"{1000 * seconds:.1f}" for seconds in percentiles)
+        for name, baseline in _baselines(row).items():
+            other = by_name.get(baseline)
+            line[f"× {name}"] = "-" if other is None else f"{row.rate(first) / other.rate(first):.2f}"
+        lines.append(line)
+    titles = [name for name in lines[0] if name[0] != "×" or any(line[name] != "-" for line in lines)]
+    return table([[line[title] for title in titles] for line in lines], titles)
+
+
+def compared_with(rows: Sequence[Row]) -> list[str]:
+    """Return the names of the rows that others are compared with, in their order; of all if none is."""
+    others = {row.reference for row in rows if row.reference != row.name}
+    return list(dict.fromkeys(row.reference for row in rows if row.reference in others or not others))
+
+
+def _same(row: Row, reference: str) -> str:
+    """Return how many sentences have the reference's ids, if the row is compared with it."""
+    if row.name == reference:
+        return "reference"
+    return f"{row.identical} of {row.sentences}" if row.reference == reference else "-"
+
+
+def _baselines(row: Row) -> dict[str, str]:
+    """Return the rows over which the table gives speed: the same search of others, and our greedy decoding."""
+    search = "greedy" if row.beam == 1 else f"beam {row.beam}"
+    return {"fairseq": f"fairseq beam {row.beam}", "CTranslate2": f"CTranslate2 {search} fp32", "greedy": GREEDY}
 
 
 def notes(bench: Bench, contenders: Sequence[Contender], rows: Sequence[Row], args: argparse.Namespace) -> list[str]:
@@ -41,7 +86,7 @@ def notes(bench: Bench, contenders: Sequence[Contender], rows: Sequence[Row], ar
     return [
         f"BLEU and same output: subset {bench.subset}, {first}{counted(len(bench.order), 'sentence')}, "
         f"batch size {bench.batch_size}. "
-        f"Same as: sentences with the token ids of {' and '.join(tables.compared_with(rows))}.",
+        f"Same as: sentences with the token ids of {' and '.join(compared_with(rows))}.",
         *([f"sacrebleu {bleu_signature(bench, len(args.reference or [1]))}"] if rows[0].bleu is not None else []),
         f"Speed on the first {counted(rows[0].timed_sentences, 'sentence')}: {runs}{least} after a warm-up, "
         f"time in the decoder only. Tokens per iteration and × (speed over the same search) at batch size "
@@ -90,7 +135,7 @@ def run(argv: Sequence[str]) -> None:
         f"Machine: {machine()}{ctranslate.version()}; load average before the run {load:.2f}",
         f"Command: {shlex.join(['spec-dec-bench', *argv])}",
     ]
-    text = tables.table_of(rows, args.timing_batch_sizes) + "\n\n" + "".join(f"- {line}\n" for line in lines)
+    text = table_of(rows, args.timing_batch_sizes) + "\n\n" + "".join(f"- {line}\n" for line in lines)
     print(text)
     if args.results is not None:
         rates = [{"sentences_per_second": {size: row.rate(size) for size in args.timing_batch_sizes}} for row in rows]

@@ -14,7 +14,7 @@ from fairseq import options
 from fairseq_cli import preprocess
 from sentencepiece import SentencePieceProcessor
 
-from fairseq_plugins.benchmarks import bench, benchmark, measuring, tables
+from fairseq_plugins.benchmarks import bench, benchmark, measuring
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, BLOCKWISE, CONTENDERS, Contender
 from fairseq_plugins.benchmarks.measuring import Row
 from fairseq_plugins.errors import ConfigurationError
@@ -213,7 +213,7 @@ def test_table() -> None:
         row("fast-beam", 5, [1.0], [0.5], tokens_per_iteration={1: 0.9}, reference=BEAM_5),
         row("CTranslate2 greedy fp32", 1, [0.75], [0.5]),
     ]
-    lines = tables.table_of(rows, [1, 16]).splitlines()
+    lines = benchmark.table_of(rows, [1, 16]).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert cells[0][2:4] == ["same as beam 5", "same as beam 1"]
     assert cells[0][-5:] == ["sent/s, batch 16", "ms, p50 / p90 / p99", "× fairseq", "× CTranslate2", "× greedy"]
@@ -221,7 +221,7 @@ def test_table() -> None:
     assert cells[2] == [BEAM_5, "30.00", "reference", "-", "-", "1.0", "2.0", times, "1.00", "-", "0.25"]
     assert cells[5] == ["gad", "-", "-", "4 of 4", "4.00", "8.0", "4.0", times, "4.00", "3.00", "2.00"]
     assert cells[6] == ["fast-beam", "-", "4 of 4", "-", "0.90", "2.0", "4.0", times, "2.00", "-", "0.50"]
-    assert "CTranslate2" not in tables.table_of(rows[:3], [16, 1])
+    assert "CTranslate2" not in benchmark.table_of(rows[:3], [16, 1])
     assert [rows[3].spread(), rows[0].spread()] == [2.5, 1.0]
 
 
