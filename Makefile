@@ -33,7 +33,7 @@ setup: $(READY)  ## install everything into .venv (once; about 3 minutes)
 	@echo 'Set-up is up to date: $(VENV)'
 
 # The script writes the stamp as its last act: a set-up that was interrupted is taken up again.
-$(READY): setup.py constraints.txt train_scripts/setup.sh
+$(READY): setup.py pyproject.toml constraints.txt train_scripts/setup.sh
 	@$(call run,bash train_scripts/setup.sh $(VENV) $(READY))
 
 demo: $(READY)  ## what decoding gains on the released models, and a small drafter trained: 2 minutes (or all on DATA=..., see train)

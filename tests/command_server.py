@@ -4,7 +4,6 @@ A recipe runs about twenty commands, whose imports take seconds each. Here comma
 arguments, environment and files to the server. Killing a client also kills its command.
 """
 
-import ast
 import atexit
 import contextlib
 import gc
@@ -21,6 +20,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 import warnings
 import weakref
 from argparse import Namespace
@@ -31,11 +31,9 @@ REPOSITORY = Path(__file__).parents[1]
 
 
 def own_commands() -> dict[str, str]:
-    """Return command -> module:function, from setup.py."""
-    tree = ast.parse((REPOSITORY / "setup.py").read_text(encoding="utf-8"))
-    assigned = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
-    scripts = assigned["CONSOLE_SCRIPTS"]
-    return {name.strip(): target.strip() for name, target in (line.split("=") for line in ast.literal_eval(scripts))}
+    """Return command -> module:function, from pyproject.toml."""
+    scripts: dict[str, str] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["scripts"]
+    return scripts
 
 
 # This project's commands, those of fairseq, and others that the recipes call.
