@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fairseq_plugins.api.files import GPT2_FILES, ModelFiles
 from fairseq_plugins.checkpoint.session import TaskSession
-from fairseq_plugins.data.fastbpe_codes import FastBPECodesConfig, is_fastbpe
+from fairseq_plugins.data.fastbpe_codes import is_fastbpe
 from fairseq_plugins.errors import ConfigurationError, one_line, spelled
 
 logger = logging.getLogger(__name__)
@@ -41,10 +41,8 @@ def set_text_tools(cfg: DictConfig, files: ModelFiles, tokenizer: str | None) ->
         encoder, merges = (str(Path(files.subwords, name)) for name in GPT2_FILES)
         cfg.bpe = OmegaConf.structured(GPT2BPEConfig(_name="gpt2", gpt2_encoder_json=encoder, gpt2_vocab_bpe=merges))
     else:
-        if is_fastbpe(Path(files.subwords)):
-            cfg.bpe = OmegaConf.structured(FastBPECodesConfig(_name="fastbpe_codes", bpe_codes=files.subwords))
-        else:
-            cfg.bpe = OmegaConf.structured(SubwordNMTBPEConfig(_name="subword_nmt", bpe_codes=files.subwords))
+        kind = "fastbpe_codes" if is_fastbpe(Path(files.subwords)) else "subword_nmt"
+        cfg.bpe = OmegaConf.structured(SubwordNMTBPEConfig(_name=kind, bpe_codes=files.subwords))
         tokenizer = tokenizer or _by_marks(_dictionary(files))
     if tokenizer == "moses":
         escapes, splits_dashes = marks_of_moses(_dictionary(files))

@@ -1,7 +1,6 @@
 """`--bpe fastbpe_codes`: apply codes of fastBPE, such as those of fairseq's WMT19 models, without fastBPE."""
 
 import io
-from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq.data.encoders import register_bpe
@@ -11,16 +10,14 @@ from subword_nmt.apply_bpe import BPE
 from fairseq_plugins.errors import ConfigurationError
 
 
-@dataclass
-class FastBPECodesConfig(SubwordNMTBPEConfig):
-    """Options of `--bpe fastbpe_codes`: those of subword_nmt."""
-
-
-@register_bpe("fastbpe_codes", dataclass=FastBPECodesConfig)
+@register_bpe("fastbpe_codes", dataclass=SubwordNMTBPEConfig)
 class FastBPECodes(SubwordNMTBPE):
-    """Splits words as fastBPE does. Lines of its codes are pairs as in subword-nmt 0.2, each followed by a count."""
+    """Splits words as fastBPE does, with the options of `--bpe subword_nmt`.
 
-    def __init__(self, cfg: FastBPECodesConfig) -> None:
+    Lines of its codes are pairs as in subword-nmt 0.2, each followed by a count.
+    """
+
+    def __init__(self, cfg: SubwordNMTBPEConfig) -> None:
         pairs = [(left, right) for left, right, _ in (line.split(" ") for line in _lines(Path(cfg.bpe_codes)))]
         self.bpe = BPE(io.StringIO("#version: 0.2\na b\n"), separator=cfg.bpe_separator)
         # In place of reading a file, where a carriage return ends a symbol.

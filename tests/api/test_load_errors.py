@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPEConfig
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ import fairseq_plugins
 from fairseq_plugins.api.files import GPT2_FILES, find_subwords
 from fairseq_plugins.checkpoint.loading import read_checkpoint
 from fairseq_plugins.conversion.convert import convert
-from fairseq_plugins.data.fastbpe_codes import FastBPECodes, FastBPECodesConfig, is_fastbpe
+from fairseq_plugins.data.fastbpe_codes import FastBPECodes, is_fastbpe
 from fairseq_plugins.errors import ConfigurationError
 from tests.api.released import CLDR, MULTI30K
 from tests.conftest import Corpus
@@ -57,7 +58,7 @@ def test_codes_of_fastbpe_cut_as_those_of_subword_nmt(tmp_path: Path) -> None:
         )
         subwords.append(model.tokenize("low lower new newer l"))
     assert subwords[0] == subwords[1] == "low lower new ne@@ w@@ er l".split()
-    codes = FastBPECodes(FastBPECodesConfig(bpe_codes=str(tmp_path / "counts")))
+    codes = FastBPECodes(SubwordNMTBPEConfig(bpe_codes=str(tmp_path / "counts")))
     assert codes.decode("low ne@@ w@@ er") == "low newer"
 
 
@@ -73,7 +74,7 @@ def test_symbols_of_fastbpe_contain_any_character_but_line_feed_and_space(
     with file.open("w", encoding="utf-8", newline="") as codes:
         codes.writelines(f"{left} {right} {number}\n" for number, (left, right) in enumerate(pairs))
     assert is_fastbpe(file)
-    assert set(FastBPECodes(FastBPECodesConfig(bpe_codes=str(file))).bpe.bpe_codes) == set(pairs)
+    assert set(FastBPECodes(SubwordNMTBPEConfig(bpe_codes=str(file))).bpe.bpe_codes) == set(pairs)
 
 
 @pytest.mark.parametrize(
