@@ -36,7 +36,6 @@ class Contender:
 
 
 CTRANSLATE2 = "ctranslate2"  # `decoder` of CTranslate2's rows
-CTRANSLATE2_GREEDY = "CTranslate2 greedy fp32"
 GREEDY = "greedy"
 
 DRAFTER, BLOCKWISE = "--drafter-path", "--blockwise-path"
@@ -83,18 +82,12 @@ ON_CPU = (
 )
 
 
-def reference_contender(kind: str) -> Contender:
-    """Return the row whose token ids lossless decoders have: fairseq's in fp32, our `greedy` in fp16 and bf16.
-
-    In half precision fairseq's own output depends on its batch size.
-    """
-    name = BEAM_1 if kind == "fp32" else GREEDY
-    return next(contender for contender in CONTENDERS if contender.name == name)
-
-
 def reference_of(contender: Contender, kind: str) -> str:
-    """Return the name of the row that a contender's output is compared with, in a precision."""
-    return reference_contender(kind).name if contender.reference == BEAM_1 else contender.reference
+    """Return the name of the row that a contender's output is compared with, in a precision.
+
+    In half precision fairseq's own output depends on its batch size: there, that of beam 1 is our `greedy`'s.
+    """
+    return GREEDY if contender.reference == BEAM_1 and kind != "fp32" else contender.reference
 
 
 def _ctranslate2(name: str, compute_type: str) -> tuple[Contender, ...]:

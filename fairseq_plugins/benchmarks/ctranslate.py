@@ -1,6 +1,5 @@
 """CTranslate2 as a contender, with the verifier converted by CTranslate2's own converter for fairseq."""
 
-import hashlib
 import importlib.util
 import io
 from argparse import Namespace
@@ -13,7 +12,7 @@ from fairseq.data import Dictionary
 
 from fairseq_plugins.checkpoint.loading import read_checkpoint
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.files import new_folder
+from fairseq_plugins.shared.files import new_folder, sha256_of
 
 # Tasks of checkpoints that can be converted, and the tasks that the converter sets up.
 _TASKS = {
@@ -41,8 +40,7 @@ def convert(checkpoint: str, task_cfg: Any, folder: Path) -> Path:
     """
     from ctranslate2.converters import FairseqConverter
 
-    with open(checkpoint, "rb") as file:
-        target = folder / hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    target = folder / sha256_of(Path(checkpoint))[:16]
     if target.exists():
         return target
     try:

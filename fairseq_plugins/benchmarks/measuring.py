@@ -60,10 +60,10 @@ def measure(
     """
     timed = bench.first(args.timing_sentences)
     warm_up = timed[-WARM_UP_SENTENCES:]
-    rows = [
-        Row(c.name, c.beam, sentences=len(bench.order), timed_sentences=len(timed), lossless=c.lossless)
-        for c in contenders
-    ]
+    kind = precision(bench.cfg)
+    rows = [Row(c.name, c.beam, lossless=c.lossless, reference=reference_of(c, kind)) for c in contenders]
+    for row in rows:
+        row.sentences, row.timed_sentences = len(bench.order), len(timed)
     per_contender = len(bench.order) + len(args.timing_batch_sizes) * (len(warm_up) + args.repeats * len(timed))
     outputs: dict[str, dict[int, Tokens]] = {}
     with progress_bar(per_contender * len(contenders)) as bar:
@@ -72,25 +72,23 @@ def measure(
             outputs[row.name], _ = bench.decode(bench.generator(contender), bench.order, bench.batch_size, bar)
             if references is not None:
                 row.bleu = bleu(bench, outputs[row.name], references)
-        for contender, row in zip(contenders, rows, strict=True):
-            row.reference = reference_of(contender, precision(bench.cfg))
-            expected = outputs[row.reference]
-            row.identical = count_identical(outputs[row.name], expected)
-        measure_speed(bench, contenders, rows, args, timed, warm_up, bar)
+        for row in rows:
+            row.identical = count_identical(outputs[row.name], outputs[row.reference])
+        generators = [bench.generator(contender) for contender in contenders]
+        measure_speed(bench, generators, rows, args, timed, warm_up, bar)
     return rows
 
 
 def measure_speed(
     bench: Bench,
-    contenders: Sequence[Contender],
+    generators: Sequence[Any],
     rows: Sequence[Row],
     args: argparse.Namespace,
     timed: Sequence[int],
     warm_up: Sequence[int],
     bar: tqdm,
 ) -> None:
-    """Measure the seconds of each repetition, and identity at each batch size."""
-    generators = [bench.generator(contender) for contender in contenders]
+    """Measure the seconds of each repetition, identity and tokens per iteration at each batch size."""
     for batch_size in args.timing_batch_sizes:
         for generator in generators:
             bar.set_description(f"warm-up, batch {batch_size}", refresh=False)
@@ -112,13 +110,11 @@ def measure_speed(
                 while sum(map(sum, passes)) < args.timing_seconds:
                     passes.append(bench.decode_timed(generator, timed, batch_size)[1])
                 seconds[row.name].append([statistics.mean(batch) for batch in zip(*passes, strict=True)])
-        for contender, row in zip(contenders, rows, strict=True):
+        for row, generator, (tokens_before, iterations_before) in zip(rows, generators, before, strict=True):
             row.seconds[batch_size] = [sum(times) for times in seconds[row.name]]
-            expected = outputs[reference_of(contender, precision(bench.cfg))]
-            row.identical_timed[batch_size] = count_identical(outputs[row.name], expected)
+            row.identical_timed[batch_size] = count_identical(outputs[row.name], outputs[row.reference])
             if batch_size == 1:
                 row.latencies = [statistics.median(times) for times in zip(*seconds[row.name], strict=True)]
-        for row, generator, (tokens_before, iterations_before) in zip(rows, generators, before, strict=True):
             tokens, runs = counts(generator)
             if runs > iterations_before:
                 row.tokens_per_iteration[batch_size] = (tokens - tokens_before) / (runs - iterations_before)

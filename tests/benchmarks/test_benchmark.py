@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from fairseq_plugins.benchmarks import benchmark, ctranslate
-from fairseq_plugins.benchmarks.contenders import BEAM_1, CTRANSLATE2_GREEDY
+from fairseq_plugins.benchmarks.contenders import BEAM_1
 from fairseq_plugins.errors import ConfigurationError
 from tests.conftest import Corpus
 from tests.support import make_task
+
+CTRANSLATE2_GREEDY = "CTranslate2 greedy fp32"
 
 
 def _rows(folder: Path) -> dict:
