@@ -6,12 +6,21 @@ from typing import Any
 from fairseq.models.transformer import base_architecture
 
 from fairseq_plugins.checkpoint.loading import read_checkpoint
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, flag
 
 # Options of an encoder or a decoder; the last two are a decoder's only.
 _OF_PART = ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before", "input_dim", "output_dim")
 _DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 _OF_MODEL = ("activation_fn", *_DROPOUTS)
+_DEFAULTS: dict[str, Any] = {
+    "drafter_context": "tokens",
+    "feature_layers": None,
+    "drafter_attention": "prefix-causal",
+    "transition_rank": 0,
+    "transition_state": 0,
+    "transition_dropout": 0.3,
+    **dict.fromkeys(("share_encoder", "src_embedding_copy", "tune_verifier"), False),
+}
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -54,15 +63,9 @@ def add_options(parser: ArgumentParser) -> None:
 def set_defaults(args: Namespace) -> None:
     """Set the defaults: Transformer-base, 6-6 layers, 512/2048, 8 heads (GAD section 5.1)."""
     remember_given(args)
-    args.drafter_context = getattr(args, "drafter_context", None) or "tokens"
-    args.feature_layers = getattr(args, "feature_layers", None)
-    args.drafter_attention = getattr(args, "drafter_attention", None) or "prefix-causal"
-    args.transition_rank = getattr(args, "transition_rank", None) or 0
-    args.transition_state = getattr(args, "transition_state", None) or 0
-    dropout = getattr(args, "transition_dropout", None)
-    args.transition_dropout = 0.3 if dropout is None else dropout
-    for name in ("share_encoder", "src_embedding_copy", "tune_verifier"):
-        setattr(args, name, getattr(args, name, False))
+    for name, default in _DEFAULTS.items():
+        given = getattr(args, name, None)
+        setattr(args, name, default if given is None else given)
     if args.drafter_context == "features":
         args.share_encoder = True
         args.decoder_layers = getattr(args, "decoder_layers", 2)
@@ -111,10 +114,9 @@ def take_sizes(args: Namespace, verifier: Any = None) -> None:
             if name not in args.given_options:
                 setattr(args, name, value)
             elif name not in _DROPOUTS and getattr(args, name) != value:
-                flag = "--" + name.replace("_", "-")
-                instead = "" if isinstance(value, bool) else f", or give {{{flag} {value}}}"
+                instead = "" if isinstance(value, bool) else f", or give {{{flag(name)} {value}}}"
                 problem = f"{option} {path} has {value}, and its layers are copied"
-                raise ConfigurationError(flag, getattr(args, name), problem, f"leave the option out{instead}")
+                raise ConfigurationError(flag(name), getattr(args, name), problem, f"leave the option out{instead}")
 
 
 def _sizes(part: str, options: Any) -> dict[str, Any]:
