@@ -119,17 +119,9 @@ class KernelBackend(ABC):
     def open(
         self, constraints: Constraints, first_token: int, threads: int, max_source: int, max_sentences: int = 0
     ) -> None:
-        """Open a batch that sentences join.
+        """Open a batch that sentences join, as `KernelGenerator.open`, with limits that all share.
 
-        Args:
-            constraints: limits that all sentences share; `max_len` is the largest of any.
-            first_token: begins all outputs.
-            threads: of the CPU.
-            max_source: most tokens of a source.
-            max_sentences: decoded at a time; 0 for what is efficient.
-
-        Raises:
-            Unsupported: for a method that admits no sentences, with the reason.
+        `max_len` of the limits is the largest of any sentence. Raises Unsupported for a method that admits none.
         """
         if not self.encodes:
             raise Unsupported("the encoder has no kernels")
@@ -188,10 +180,6 @@ class KernelBackend(ABC):
             drafted, accepted = iteration
             return StepOutput(output, drafted, accepted, finished=output[-1:] == [self.eos])
         return self._decoded_beams([output]) if self.beam else self._decoded([output])
-
-    def seconds(self) -> dict[str, float]:
-        """Return the total seconds of each part of an iteration."""
-        return dict(self.generator.seconds())
 
     def _begin(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> None:
         source, more = self.inputs(sample, constraints.pad)

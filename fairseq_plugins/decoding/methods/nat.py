@@ -5,6 +5,7 @@ from typing import Optional
 
 from fairseq_plugins.decoding.method import Method, MethodContext, MethodOptions, MethodSpec, option
 from fairseq_plugins.decoding.reference.drafters.nat import NatDrafter
+from fairseq_plugins.decoding.reference.drafters.path import DraftOptions
 from fairseq_plugins.decoding.reference.search import GreedySearch
 from fairseq_plugins.decoding.reference.search.rules import accept_all
 from fairseq_plugins.decoding.reference.verifier import DrafterIsVerifier
@@ -32,7 +33,8 @@ def _check_fit(context: MethodContext, options: NatOptions) -> None:
 def _build(context: MethodContext, options: NatOptions) -> Method:
     assert context.drafter is not None and not context.drafter.reads_features
     width = drafted_tokens(context.drafter, options.block_size)
-    drafter = NatDrafter(context.drafter, width, context.engine, without_verifier=True)
+    with_scores = DraftOptions(keep_log_probs=True)
+    drafter = NatDrafter(context.drafter, width, context.engine, with_scores, without_verifier=True)
     return Method(DrafterIsVerifier(context.engine), drafter, GreedySearch(accept_all))
 
 

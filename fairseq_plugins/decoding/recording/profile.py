@@ -47,11 +47,11 @@ class Profile:
             backend = generator.backend
             if isinstance(backend, TorchBackend) and self.sentences == 0:
                 self._wrap(backend)
-            before = backend.seconds() if isinstance(backend, NativeBackend) else {}
+            before = backend.generator.seconds() if isinstance(backend, NativeBackend) else {}
             self.sentences += sample["net_input"]["src_tokens"].size(0)
             hypotheses = self._timed("other", generate)(sample, *args, **kwargs)
             if isinstance(backend, NativeBackend):
-                self._add(before, backend.seconds())
+                self._add(before, backend.generator.seconds())
             return hypotheses
 
         generator._generate = timed_generate  # type: ignore[method-assign]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.reference.attention import BeamAttention, ChainAttention
 from fairseq_plugins.decoding.reference.engine import Engine
-from fairseq_plugins.decoding.reference.fixed_shapes import FixedAttention
+from fairseq_plugins.decoding.reference.fixed_shapes import FixedAttention, in_row_blocks
 from fairseq_plugins.decoding.reference.layout import BeamLayout, Chain, Span
 from fairseq_plugins.decoding.reference.mask_embeddings import MaskTable
 from fairseq_plugins.decoding.reference.rows import cat_padded, may_have_padding, padding_last, rows_of
@@ -72,7 +72,7 @@ class CachedDecoder:
         self.embedding_norm = norm(decoder.layernorm_embedding)
         self.final_norm = norm(decoder.layer_norm)
         if projection is None:
-            self.output_layer = engine.rowwise(decoder.output_layer)
+            self.output_layer = in_row_blocks(decoder.output_layer) if engine.batch_invariant else decoder.output_layer
         else:
             self.output_layer = engine.linear(quantized_if(projection, engine.int8))
         self.project_in = decoder.project_in_dim and engine.linear(linear(decoder.project_in_dim))

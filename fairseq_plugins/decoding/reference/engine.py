@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs
-from fairseq_plugins.decoding.reference.fixed_shapes import in_row_blocks
 from fairseq_plugins.decoding.reference.fixed_shapes import linear as fixed_linear
 from fairseq_plugins.decoding.weights import Layer, Linear, QuantizedLinear, apply_quantized
 
@@ -59,10 +58,6 @@ class Engine:
         inner = layer.activation(self.apply(layer.final_norm(x) if pre_norm else x, layer.fc1))
         x = x + self.apply(inner, layer.fc2)
         return x if pre_norm else layer.final_norm(x)
-
-    def rowwise(self, function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """Return a function of rows [..., I], made batch-invariant if the engine is."""
-        return in_row_blocks(function) if self.batch_invariant else function
 
 
 def log_softmax(scores: Tensor) -> Tensor:

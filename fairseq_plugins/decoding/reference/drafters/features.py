@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.reference.captured.graphed_masked_decoder import masked_decoder
 from fairseq_plugins.decoding.reference.drafters import Drafter
-from fairseq_plugins.decoding.reference.drafters.path import PLAIN_DRAFT, DraftOptions
+from fairseq_plugins.decoding.reference.drafters.path import DraftOptions
 from fairseq_plugins.decoding.reference.encoder import EncoderOut
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.layout import Chain
@@ -35,7 +35,7 @@ class FeatureDrafter(Drafter):
     for decoder-only models). They are written once, when a token is accepted. The newest state is added to the input.
     """
 
-    def __init__(self, model: BlockNat, block_size: int, engine: Engine, options: DraftOptions = PLAIN_DRAFT) -> None:
+    def __init__(self, model: BlockNat, block_size: int, engine: Engine, options: DraftOptions) -> None:
         self.model = model
         self.block_size = block_size
         self.decoder = masked_decoder(model.decoder, engine, block_size, options)

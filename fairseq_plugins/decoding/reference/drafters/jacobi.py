@@ -17,11 +17,6 @@ from fairseq_plugins.decoding.reference.state import Advance, DecodingState, Dra
 WINDOW_RATIO = 1.5
 
 
-def first_window(source: Tensor) -> int:
-    """Return the number of positions that Algorithm 1 solves in parallel for sources [B, S]."""
-    return math.ceil(WINDOW_RATIO * source.size(1)) + 1
-
-
 class JacobiDrafter(Drafter):
     """Fixed-point iteration of greedy decoding (Santilli et al. 2023, Algorithms 1 to 3).
 
@@ -48,7 +43,7 @@ class JacobiDrafter(Drafter):
 
     def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         source = sample["net_input"]["src_tokens"]
-        self.block = self.block_size or first_window(source)
+        self.block = self.block_size or math.ceil(WINDOW_RATIO * source.size(1)) + 1
         self.first_guess = self._first_guess(source)
         self.tail = source.new_empty(source.size(0), 0)
 

@@ -29,10 +29,9 @@ class NatDrafter(Drafter):
         model: BlockNat,
         block_size: int,
         engine: Engine,
-        options: DraftOptions | None = None,
+        options: DraftOptions,
         without_verifier: bool = False,
     ) -> None:
-        options = options or DraftOptions(keep_log_probs=without_verifier)
         self.model = model
         self.engine = engine
         self.block_size = block_size

@@ -23,9 +23,6 @@ class DraftOptions:
     sampling: Sampling | None = None  # of the verifier, whose noise the drafter's scores share
 
 
-PLAIN_DRAFT = DraftOptions()
-
-
 def draft_of(
     decoder: BlockNatDecoder,
     scores: Tensor,
