@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
 from typing import Any
 
-from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, FairseqTask
 from hydra.core.config_store import ConfigStore
@@ -52,7 +51,9 @@ def add_decoder(name: str, trains: bool = False) -> None:
         return
     parser = argparse.ArgumentParser(add_help=False)
     kind.add_args(parser)
-    taken = sorted(parser._option_string_actions.keys() & {"--decoder", *map(flag, _own_names(added))})
+    # Those that refer to others are declared by fairseq's commands.
+    own = [flag(declared.name) for declared in fields(added) if not str(declared.default).startswith("${")]
+    taken = sorted(parser._option_string_actions.keys() & {"--decoder", *own})
     if taken:
         problem = f"{{--task {name}}} has another option {taken[0]}"
         raise ConfigurationError("--decoder", None, problem, "use fairseq_plugins.wrap(task, decoder=...)")
@@ -66,18 +67,10 @@ def add_decoder(name: str, trains: bool = False) -> None:
         node._name = name
         ConfigStore.instance().store(name=name, group="task", node=node, provider="fairseq")
     else:
-        setattr(combined, "add_args", classmethod(_adds_options_after(kind, added)))  # noqa: B010
+
+        def add_args(_: type[FairseqTask], parser: Any) -> None:
+            kind.add_args(parser)
+            gen_parser_from_dataclass(parser, added())
+
+        setattr(combined, "add_args", classmethod(add_args))  # noqa: B010
     TASK_REGISTRY[name] = combined
-
-
-def _adds_options_after(kind: type[FairseqTask], added: type[FairseqDataclass]) -> Any:
-    def add_args(_: type[FairseqTask], parser: Any) -> None:
-        kind.add_args(parser)
-        gen_parser_from_dataclass(parser, added())
-
-    return add_args
-
-
-def _own_names(added: type[FairseqDataclass]) -> list[str]:
-    """Return the names of options that fairseq's commands do not declare."""
-    return [declared.name for declared in fields(added) if not str(declared.default).startswith("${")]
