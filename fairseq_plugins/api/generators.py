@@ -76,24 +76,35 @@ class Generators:
         option that does not exist or only `load` takes, and for constraints where none are possible.
         """
         check_names(options, CALL)
-        given = {"beam": None, "num_hypotheses": 1, "batch_size": BATCH_SIZE, **check_arguments(options, CallOptions)}
-        aligned = given.pop("alignments", False)
-        beam, num_hypotheses, batch_size = (given.pop(name) for name in ("beam", "num_hypotheses", "batch_size"))
-        drawing = {**self._drawing, **{name: given.pop(name) for name in _DRAWING if name in given}}
-        seed = given.pop("seed", self._seed)
-        suppressed = self._suppressed({**self._tokens, **{name: given.pop(name) for name in _TOKENS if name in given}})
+        given = check_arguments(options, CallOptions)
+        beam, num_hypotheses = given.pop("beam", None), given.pop("num_hypotheses", 1)
+        drawing = {name: given.pop(name, default) for name, default in self._drawing.items()}
+        suppressed = self._suppressed({name: given.pop(name, default) for name, default in self._tokens.items()})
         constraints = self._constraints(given.pop("constraint_order", None), is_constrained, drawing["sampling"])
-        others = {**self._defaults, **given}, drawing, seed, aligned, constraints, suppressed, needs_scores
         if drawing["sampling"] and self._spec.build is not None:
-            return CallSearch(max(beam or 1, num_hypotheses), num_hypotheses, batch_size, *others)
-        if not self.searches_beams and beam not in (None, 1):
+            size = max(beam or 1, num_hypotheses)
+        elif self.searches_beams:
+            size = _DEFAULT_BEAM if beam is None else beam
+        elif beam in (None, 1):
+            size = 1
+        else:
             problem = f"{self._spec.name} keeps one hypothesis"
             raise ConfigurationError("--beam", beam, problem, "use {--decoder fast-beam}")
-        size = 1 if not self.searches_beams else _DEFAULT_BEAM if beam is None else beam
         if num_hypotheses > size:
             remedy = "raise {--beam}" if self.searches_beams else "use {--decoder fast-beam}"
             raise ConfigurationError("--nbest", num_hypotheses, f"{self._spec.name} keeps {size}", remedy)
-        return CallSearch(size, num_hypotheses, batch_size, *others)
+        return CallSearch(
+            size,
+            num_hypotheses,
+            batch_size=given.pop("batch_size", BATCH_SIZE),
+            seed=given.pop("seed", self._seed),
+            alignments=given.pop("alignments", False),
+            options={**self._defaults, **given},  # those that are left
+            drawing=drawing,
+            constraints=constraints,
+            suppressed=suppressed,
+            needs_scores=needs_scores,
+        )
 
     def _suppressed(self, options: dict[str, Any]) -> SuppressedTokens:
         """Return the suppressed tokens of a call."""
