@@ -247,18 +247,12 @@ class Decoding:
             kind = parameter.device, parameter.dtype
             if any((own.device, own.dtype) != kind for own in context.drafter.parameters()):
                 context.drafter.to(*kind)
-        current = replace(
-            context,
-            # Rounding to int8 enlarges rounding differences of fp32. The compiled kernels do not depend on the batch in
-            # int8; encoders of speech always do.
-            engine=replace(
-                context.engine,
-                batch_invariant=is_invariant or (context.engine.int8 and context.source is not None),
-            ),
-            weights=None
-            if weights is None
-            else replace(weights, batch_invariant=is_invariant or weights.batch_invariant),
-        )
+        # Rounding to int8 enlarges rounding differences of fp32. The compiled kernels do not depend on the batch in
+        # int8; encoders of speech always do.
+        of_engine = is_invariant or (context.engine.int8 and context.source is not None)
+        if weights is not None:
+            weights = replace(weights, batch_invariant=is_invariant or weights.batch_invariant)
+        current = replace(context, engine=replace(context.engine, batch_invariant=of_engine), weights=weights)
         return with_rounded_weights(current, dtype, self._computed)
 
     def _trace(self, spec: MethodSpec, options: MethodOptions, context: MethodContext) -> TraceWriter:
