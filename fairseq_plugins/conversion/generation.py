@@ -110,18 +110,13 @@ def _changes_output(name: str, value: Any, config: dict[str, Any]) -> bool:
         return bool(value == 1)
     if name in ("eos_token_id", "decoder_start_token_id"):  # those of config.json count here, in Hugging Face these
         return value not in (config.get(name, value), [config.get(name)])
-    if name == "forced_bos_token_id":
-        return not _is_first_token(value, config)
+    if name == "forced_bos_token_id" and config.get("model_type") == "bart":
+        return bool(value != config.get("bos_token_id"))
+    if name == "forced_bos_token_id":  # a language, which the user gives
+        return config.get("model_type") not in ("m2m_100", "mbart")
     if name == "forced_eos_token_id":
         return value not in (config.get("eos_token_id"), [config.get("eos_token_id")])
     return name not in _HONOURED
-
-
-def _is_first_token(value: Any, config: dict[str, Any]) -> bool:
-    """Return whether the forced first token is BART's, or a language, which the user gives."""
-    if config.get("model_type") == "bart":
-        return bool(value == config.get("bos_token_id"))
-    return config.get("model_type") in ("m2m_100", "mbart")
 
 
 def _suppressed(

@@ -59,7 +59,10 @@ def _rounded(state: dict[str, Any], fingerprints: dict[int, Tensor]) -> dict[str
         name: once.setdefault(value.data_ptr(), Int8Weight(value)) if _ROUNDED.fullmatch(name) else value
         for name, value in state["model"].items()
     }
-    after = {name: _in_fp32(value) for name, value in weights.items()}
+    after = {
+        name: restored(value.rounded, value.scale) if isinstance(value, Int8Weight) else value
+        for name, value in weights.items()
+    }
     for prefix in ("", "encoder."):
         before, now = (
             state_fingerprint({name: value for name, value in part.items() if name.startswith(prefix)})
@@ -67,10 +70,6 @@ def _rounded(state: dict[str, Any], fingerprints: dict[int, Tensor]) -> dict[str
         )
         fingerprints[int(before)] = now
     return {**state, "model": weights, "last_optimizer_state": None}
-
-
-def _in_fp32(value: Tensor | Int8Weight) -> Tensor:
-    return restored(value.rounded, value.scale) if isinstance(value, Int8Weight) else value
 
 
 def _drafter(file: Path, fingerprints: dict[int, Tensor]) -> dict[str, Any]:
