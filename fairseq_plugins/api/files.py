@@ -90,7 +90,7 @@ def find_files(
     options = dict(settings.options)
     saved = options.pop("source_lang", None), options.pop("target_lang", None)
     # A converted Marian model has dictionaries of src and tgt: its languages are names, by whose rules text is split.
-    are_names = not any(languages) and {"src", "tgt", None}.isdisjoint(saved) and Path(where, "dict.src.txt").is_file()
+    are_names = not any(languages) and all(saved) and Path(where, "dict.src.txt").is_file()
     languages = languages if any(languages) else saved
     if not finds_dictionaries:
         source, target = named = (languages[0] or "", languages[1] or "")
