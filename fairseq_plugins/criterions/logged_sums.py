@@ -44,8 +44,13 @@ def add_up(logging_outputs: Sequence[Mapping[str, Any]], names: Iterable[str]) -
     return sums
 
 
+def counted_positions(block_size: int) -> list[int]:
+    """Return the positions 1, 2, 4, 8 ... and k of a block of k."""
+    return sorted({1 << power for power in range(block_size.bit_length())} | {block_size})
+
+
 def accuracy_by_position(correct: Tensor, blocks: Blocks, pad: int) -> dict[str, Tensor]:
-    """Count right predictions at the positions 1, 2, 4, 8 ... and k of a block of k, as sums that workers can add up.
+    """Count right predictions at `counted_positions`, as sums that workers can add up.
 
     `correct` [n] says for every target of the blocks whether it was predicted. The blocks are fully masked: glancing
     would change n.
@@ -55,7 +60,7 @@ def accuracy_by_position(correct: Tensor, blocks: Blocks, pad: int) -> dict[str,
     totals = torch.bincount(position, minlength=blocks.block_size)
     rights = torch.bincount(position[correct], minlength=blocks.block_size)
     counts = {}
-    for number in sorted({1 << power for power in range(blocks.block_size.bit_length())} | {blocks.block_size}):
+    for number in counted_positions(blocks.block_size):
         counts[f"correct_at_{number}"] = rights[number - 1]
         counts[f"total_at_{number}"] = totals[number - 1]
     return counts

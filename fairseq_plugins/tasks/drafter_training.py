@@ -17,6 +17,7 @@ from torch import distributed, nn
 
 from fairseq_plugins.checkpoint.loading import build_model, check_task, read_checkpoint, unwrap
 from fairseq_plugins.checkpoint.session import options_of
+from fairseq_plugins.criterions.logged_sums import counted_positions
 from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import choose_backend
@@ -149,8 +150,11 @@ class TrainsDrafters(DecodesWithDrafts):
         if metric is None:
             return
         kinds = [kind for kind, names in _METRICS.items() if re.fullmatch(names, metric)]
-        if not kinds and given["criterion"] in _LOSSES.values():
-            known = ("tokens_per_iteration", "accuracy", "loss", "nll_loss", "ppl", "bleu")
+        known = ["tokens_per_iteration", "accuracy", "loss", "nll_loss", "ppl", "bleu"]
+        if _is_drafter(cfg):
+            known += [f"accuracy_at_{number}" for number in counted_positions(self._options.block_size)]
+        is_other = given["criterion"] == "glat_loss" and metric.startswith("accuracy") and metric not in known
+        if is_other or (not kinds and given["criterion"] in _LOSSES.values()):
             raise unknown_value("--best-checkpoint-metric", metric, known)
         if kinds and kinds[0] != given["maximize_best_checkpoint_metric"]:
             remedy = f"{'add' if kinds[0] else 'leave out'} {{--maximize-best-checkpoint-metric}}"

@@ -230,6 +230,7 @@ def test_a_drafter_is_no_verifier(corpus: Corpus) -> None:
         ("--best-checkpoint-metric bleu", "add --eval-bleu"),
         ("--best-checkpoint-metric token_per_iteration", "did you mean tokens_per_iteration"),
         ("--best-checkpoint-metric accuracy_at_1", "the worst .* kept; add --maximize-best-checkpoint-metric"),
+        ("--best-checkpoint-metric accuracy_at_3", "no such value; did you mean accuracy_at_8 or accuracy_at_4"),
         ("--store-ema", "leave it out"),
         ("--restore-file nowhere.pt", "no such file; give a checkpoint, or leave it out"),
     ],
@@ -249,7 +250,9 @@ def test_a_first_run_may_name_its_own_checkpoint(monkeypatch: pytest.MonkeyPatch
     make_task().build_model(make_args(arch="block_nat"))
 
 
-@pytest.mark.parametrize("metric, is_maximized", [("nll_loss", True), ("ppl", True), ("accuracy", False)])
+@pytest.mark.parametrize(
+    "metric, is_maximized", [("nll_loss", True), ("ppl", True), ("accuracy", False), ("accuracy_at_25", False)]
+)
 def test_the_worst_checkpoint_is_not_kept(metric: str, is_maximized: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     command = f"fairseq-train data --task spec_dec --arch block_nat --best-checkpoint-metric {metric}"
     maximize = "--maximize-best-checkpoint-metric"
