@@ -27,6 +27,8 @@ _KNOWN = (
      "raise {--max-len-b}"),
     ("build_fp32_params", "compiled with CUDA|NVIDIA driver|No CUDA GPUs", "--fp16", "trains on a GPU",
      "add {--cpu-bf16} or {--bf16} instead"),
+    ("step_update", "division by zero", "--lr-scheduler", "has no updates after the warm-up",
+     "lower {--warmup-updates}"),
     ("literal_eval", "", "--model-overrides", "is no dictionary of Python", "give one such as {'dropout': 0.1}"),
     ("post_process", "Unknown post_process", "--post-process", "is none that fairseq knows", "give subword_nmt or "
      "sentencepiece"),
