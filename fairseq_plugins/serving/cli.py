@@ -132,7 +132,10 @@ def run(argv: Sequence[str]) -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING, force=True)
     logging.getLogger(NAME).setLevel(logging.INFO)
     logging.getLogger("uvicorn.error").setLevel(logging.INFO)
-    Process(models, settings, args.host, args.port, args.grace).run()
+    process = Process(models, settings, args.host, args.port, args.grace)
+    process.run()
+    if process.should_exit:  # after a signal that the shell has it ignore, as SIGINT of commands with &
+        return
     raise ConfigurationError("MODEL", " ".join(args.models), "cannot be loaded", "see the errors above")
 
 

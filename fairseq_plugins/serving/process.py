@@ -19,7 +19,7 @@ _TO_ANSWER = 3
 
 
 class Process(uvicorn.Server):
-    """Serves models until a signal, or until none of them could be loaded: only then `run` returns.
+    """Serves models until a signal, or until none of them could be loaded: then `run` returns.
 
     Args:
         models: to serve; they load in the background.

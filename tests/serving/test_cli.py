@@ -1,5 +1,6 @@
 """The command: models and languages, errors, and a process that ends as asked."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -100,6 +101,30 @@ def test_wrong_arguments_are_one_line(capsys: pytest.CaptureFixture[str]) -> Non
     assert cli.main([str(FOLDER), "--port", "70000"]) == 2
     assert cli.main([str(FOLDER), "--int8"]) == 2
     assert "--int8: no such option; give --set int8=VALUE (see spec-dec-serve --help)" in capsys.readouterr().err
+
+
+def test_a_signal_that_the_shell_has_it_ignore_ends_the_server(capsys: pytest.CaptureFixture[str]) -> None:
+    """As SIGINT of a command with & in a script."""
+    port = free_port()
+
+    def interrupt() -> None:
+        Client(port).wait_until(lambda: is_ready(port))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        threading.Thread(target=interrupt, daemon=True).start()
+        assert cli.main([str(FOLDER), "--port", str(port), "--threads", "1"]) == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "cannot be loaded" not in capsys.readouterr().err
+
+
+def is_ready(port: int) -> bool:
+    try:
+        return Client(port).ask("GET", "/ready")[0] == 200
+    except OSError:
+        return False
 
 
 def test_a_server_without_any_model_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
