@@ -53,7 +53,10 @@ class BatchDecoder:
         self._give_back(self._take(self._generators.search({})))
         # The task may put a language token before each source.
         blank = self._sample([Input(self._ids([]))])
-        self.max_source_tokens: int = session.max_positions[0] + 1 - int(blank["net_input"]["src_lengths"][0])
+        read = blank["net_input"]["src_tokens"][0].tolist()
+        self.max_source_tokens: int = session.max_positions[0] + 1 - len(read)
+        eos = session.task.source_dictionary.eos()  # or a language in its place
+        self._generators.added = (read.index(eos), len(read) - 1 - read.index(eos)) if eos in read else (0, len(read))
 
     @property
     def statistics(self) -> CallStatistics:

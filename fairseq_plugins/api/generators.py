@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fairseq_plugins.api.options import (
@@ -16,6 +17,7 @@ from fairseq_plugins.api.options import (
 )
 from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.decoding.method import MethodSpec
+from fairseq_plugins.decoding.reference.alignment import align_to_text
 from fairseq_plugins.decoding.suppression import SuppressedTokens, check_end, suppressed_tokens
 from fairseq_plugins.errors import ConfigurationError
 
@@ -52,7 +54,13 @@ class CallSearch:
 
 
 class Generators:
-    """Pool of the generators of a model and its decoding method: each serves one call at a time."""
+    """Pool of the generators of a model and its decoding method: each serves one call at a time.
+
+    Attributes:
+        added: numbers of tokens that the task puts before and after those of a text.
+    """
+
+    added = 0, 0
 
     def __init__(self, session: TaskSession, spec: MethodSpec) -> None:
         self._session, self._spec = session, spec
@@ -152,9 +160,12 @@ class Generators:
 
     def _build(self, search: CallSearch) -> Any:
         alignment = "hard" if search.alignments else None
-        return self._session.generator(
+        generator = self._session.generator(
             beam=search.beam, nbest=1, print_alignment=alignment, constraints=search.constraints, **search.drawing
         )
+        if search.alignments:
+            generator.extract_alignment = partial(align_to_text, self.added)
+        return generator
 
     def _kind(self, search: CallSearch) -> tuple[Any, ...]:
         """Return what a generator is built with."""

@@ -17,8 +17,8 @@ class Translation:
             that of iterations. None for fairseq's own search (`decoder="beam"`), which counts nothing.
         alternatives: the next best hypotheses, the best first, as many as `num_hypotheses` asks for besides this one;
             nothing is counted of them, except of samples.
-        alignment: for each of `tokens` the source subword that it attends to most, an index into the model's source
-            without EOS; None unless `alignments` is set.
+        alignment: for each of `tokens` the source subword that it attends to most, an index into those of the text
+            (`Model.tokenize`), without EOS and language; None unless `alignments` is set.
     """
 
     text: str

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from fairseq.utils import extract_hard_alignment
 
 from fairseq_plugins.api.generators import CallSearch, configure
 from fairseq_plugins.api.results import Step, Translation
@@ -22,7 +22,7 @@ from fairseq_plugins.decoding.decoded import Decoded, StepOutput
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.kernel_backend import KernelBackend
 from fairseq_plugins.decoding.kernel_module import Unsupported
-from fairseq_plugins.decoding.reference.alignment import align
+from fairseq_plugins.decoding.reference.alignment import align, align_to_text
 from fairseq_plugins.decoding.reference.sampling import Sampling, group_samples
 from fairseq_plugins.decoding.search_numbers import check_search_numbers
 from fairseq_plugins.errors import ConfigurationError
@@ -232,9 +232,8 @@ class ContinuousEngine:
             # No turn of the model's: a call would hold up all translations that are to be aligned.
             with model._weights, model._own_threads():
                 restore(self._generator.model.models)
-                align(
-                    self._generator.model.models, job.sample, [best], extract_hard_alignment, symbols, self._first_token
-                )
+                extract = partial(align_to_text, model._generators.added)
+                align(self._generator.model.models, job.sample, [best], extract, symbols, self._first_token)
         return model._translation(best, search.needs_scores)
 
 

@@ -16,7 +16,17 @@ from fairseq_plugins.conversion import cli
 from fairseq_plugins.conversion.convert import convert as convert_folder
 from fairseq_plugins.conversion.vocabulary import SPECIAL, read_names
 from fairseq_plugins.errors import ConfigurationError
-from tests.conversion.support import MODELS, SIZE, converted, generated, languages, names, save_model, sources
+from tests.conversion.support import (
+    MODELS,
+    SIZE,
+    converted,
+    first_tokens,
+    generated,
+    languages,
+    names,
+    save_model,
+    sources,
+)
 from tests.errors import error_about, refused
 from tests.support import run_in_process
 
@@ -83,6 +93,43 @@ def test_fairseq_interactive_takes_first_tokens(decoder: str, tmp_path: Path) ->
     ).stdout
     assert [line.split("\t")[2] for line in output.splitlines() if line.startswith("H-")] == expected
     assert len(set(expected)) > 5
+
+
+@pytest.mark.parametrize("decoder", ["greedy", "beam"])
+@pytest.mark.parametrize("name", ["nllb", "bart", "marian"])
+def test_alignments_are_to_the_subwords_of_the_text(name: str, decoder: str, tmp_path: Path) -> None:
+    """Not to the language before them; the attention is that of Hugging Face."""
+    original = save_model(name, tmp_path / "hf")
+    original.set_attn_implementation("eager")  # others do not return attention
+    out = convert(tmp_path / "hf", tmp_path / "out")
+    model = fairseq_plugins.load(out, device="cpu", decoder=decoder, max_len_b=LONGEST, **languages(name))
+    text = [[names(name)[number] for number in one] for one in sources()[:8]]
+    search = {"beam": 1} if decoder == "beam" else {}
+    found = model.translate_batch(text, alignments=True, **search)
+    ids = {token: number for number, token in names(name).items()}
+    first, forced = first_tokens(name)
+    before = [] if first is None else [first]
+    config, compared = original.config, 0
+    for one, source in zip(found, sources(), strict=False):
+        words = [ids[token] for token in one.tokens]
+        read = [config.decoder_start_token_id, *([] if forced is None else [forced]), *words]
+        if len(one.token_scores) != len(read):  # the forced token also stands elsewhere, where `tokens` leave it out
+            continue
+        with torch.no_grad():
+            attention = original(
+                input_ids=torch.tensor([[*before, *source, config.eos_token_id]]),
+                decoder_input_ids=torch.tensor([read]),
+                output_attentions=True,
+            ).cross_attentions[-1][0]
+        # From the position that predicts a word.
+        rows = attention.mean(0)[len(read) - 1 - len(words) : len(read) - 1, len(before) : len(before) + len(source)]
+        assert one.alignment == rows.argmax(1).tolist()
+        compared += len(words)
+    assert compared > 20
+    if decoder == "greedy":
+        with model.service() as service:
+            futures = [service.submit(" ".join(words), alignments=True) for words in text]
+            assert [future.result().alignment for future in futures] == [one.alignment for one in found]
 
 
 def test_first_tokens_have_to_be_in_the_dictionary(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from fairseq.data.data_utils import collate_tokens
 from fairseq.models import FairseqEncoderDecoderModel
+from fairseq.utils import extract_hard_alignment
 from torch import Tensor
 
 from fairseq_plugins.errors import ConfigurationError
@@ -13,6 +14,23 @@ from fairseq_plugins.errors import ConfigurationError
 # fairseq's `utils.extract_hard_alignment` or `extract_soft_alignment`:
 # (attention [T, S], source [S], target [T], padding, EOS) -> alignment
 Extract = Callable[[Tensor, Tensor, Tensor, int, int], list[Any]]
+
+
+def align_to_text(
+    added: tuple[int, int], attention: Tensor, source: Tensor, target: Tensor, pad: int, eos: int
+) -> list[tuple[int, int]]:
+    """Return the hard alignment [(source, target)] to the subwords of the text, an `Extract` but for `added`.
+
+    Args:
+        added: numbers of tokens that the task puts before and after the text's, such as its language.
+        attention: [T, S], of the output `target` [T] to the source [S], which may be padded.
+    """
+    places = (source != pad).nonzero().flatten()
+    before, after = added
+    source = source.clone()
+    source[places[:before]] = source[places[len(places) - after :]] = pad
+    pairs: list[tuple[int, int]] = extract_hard_alignment(attention, source, target, pad, eos)
+    return pairs
 
 
 def align(
