@@ -6,7 +6,7 @@ from pathlib import Path
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.files import cache_folder
 
-_FORMAT = 6
+_FORMAT = 7
 """Number of the converter's output, raised when that changes."""
 
 

@@ -2,15 +2,20 @@
 
 import os
 import re
+from argparse import Namespace
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import sentencepiece
 import torch
+from fairseq.data import Dictionary
 from fairseq.dataclass.configs import FairseqConfig
+from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks.translation import TranslationConfig
 from omegaconf import OmegaConf
+from torch import Tensor
 
 from fairseq_plugins.checkpoint.averaging import new_checkpoint, write_checkpoint
 from fairseq_plugins.checkpoint.session import TaskSession
@@ -68,7 +73,19 @@ def _state(source: Path, config: Config, vocabulary: Vocabulary) -> dict[str, An
     """Return fairseq's checkpoint."""
     weights = fairseq_weights(read_weights(source), config, vocabulary.order)
     args = config.fairseq_options(has_bias="decoder.output_projection.bias" in weights)
+    weights = _in_fairseqs_order(weights, args)
     return new_checkpoint(weights, cfg=OmegaConf.to_container(as_config(args), resolve=True, enum_to_str=True))
+
+
+def _in_fairseqs_order(weights: dict[str, Tensor], args: Namespace) -> dict[str, Tensor]:
+    """Return weights in the order of fairseq's model, which its fingerprint depends on."""
+    words = Dictionary()
+    with torch.device("meta"):  # names alone
+        model = ARCH_MODEL_REGISTRY[args.arch].build_model(
+            Namespace(**vars(args)), SimpleNamespace(source_dictionary=words, target_dictionary=words)
+        )
+    place = {name: number for number, name in enumerate(model.state_dict())}
+    return dict(sorted(weights.items(), key=lambda item: place.get(item[0], len(place))))
 
 
 def _settings_of(config: Config, vocabulary: Vocabulary, ignored: Collection[str] = ()) -> LoadSettings:

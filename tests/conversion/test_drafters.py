@@ -9,6 +9,7 @@ from fairseq.data.data_utils import load_indexed_dataset
 
 import fairseq_plugins
 from fairseq_plugins.conversion.convert import convert
+from fairseq_plugins.conversion.int8 import write_int8
 from fairseq_plugins.distillation import cli as distillation
 from tests.conversion.support import first_tokens, languages, names, save_model, sources
 from tests.support import run_in_process
@@ -57,3 +58,11 @@ def test_drafter_of_twenty_updates(name: str, tmp_path: Path) -> None:
         assert gad.translate(text) == expected
         accepted = gad.statistics.tokens_per_iteration
         assert accepted is not None and accepted > 1.05
+    shutil.copy(drafter, model / "drafter.pt")
+    (model / "SHA256SUMS").unlink()
+    write_int8(model, tmp_path / "int8", None)
+    rounded = [
+        fairseq_plugins.load(tmp_path / "int8", decoder=decoder, fixed_width=True, **options).translate(text)
+        for decoder in ("gad", "jacobi")
+    ]
+    assert rounded[0] == rounded[1]
