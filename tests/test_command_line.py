@@ -6,6 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
+from omegaconf import OmegaConf
 
 from tests.conftest import TINY, TRAINING, Corpus
 from tests.support import run_in_process
@@ -169,11 +171,16 @@ def test_overlong_sources_are_handled_by_fairseq(corpus: Corpus) -> None:
     assert 0 < len(hypotheses(own.stdout)) < 36 and hypotheses(own.stdout) == hypotheses(ours.stdout)
 
 
-def test_validation_counts_accepted_tokens(corpus: Corpus) -> None:
+def test_validation_counts_accepted_tokens(corpus: Corpus, tmp_path: Path) -> None:
+    """Also those of a drafter with a setting that its loss had in an earlier version."""
     assert re.search(r"best_tokens_per_iteration [\d.]+", corpus.training_log)
+    state = torch.load(corpus.drafter)
+    state["cfg"] = OmegaConf.create({**state["cfg"]}, flags={"allow_objects": True})
+    state["cfg"].criterion["soft_targets"] = False
+    torch.save(state, earlier := tmp_path / "drafter.pt")
     run = run_in_process(
         "validate",
-        f"{corpus.data} --path {corpus.drafter} --task spec_dec --verifier-path {corpus.verifier} --valid-subset test "
+        f"{corpus.data} --path {earlier} --task spec_dec --verifier-path {corpus.verifier} --valid-subset test "
         "--cpu --batch-size 9 --log-format simple",
     )
     output = run.stdout + run.stderr

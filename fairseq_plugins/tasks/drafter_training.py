@@ -120,7 +120,7 @@ class TrainsDrafters(DecodesWithDrafts):
                 self.glancing_ratio(0)  # refuses options before the data is read
         return model
 
-    def build_criterion(self, cfg: Any, *args: Any, **kwargs: Any) -> Any:
+    def build_criterion(self, cfg: Any, from_checkpoint: bool = False) -> Any:
         """Build the loss; raise ConfigurationError for that of another model. Users' own losses are for any."""
         name = getattr(cfg, "_name", None) or getattr(cfg, "criterion", None)
         of = getattr(CRITERION_REGISTRY.get(name), "__module__", "")
@@ -128,7 +128,8 @@ class TrainsDrafters(DecodesWithDrafts):
         if not is_own and self._loss != name and (self._loss is not None or name in _LOSSES.values()):
             remedy = "choose another" if self._loss is None else f"add {{--criterion {self._loss}}}"
             raise ConfigurationError("--criterion", name, "does not train this {--arch}", remedy)
-        return super().build_criterion(cfg, *args, **kwargs)
+        # fairseq-validate has the settings of a checkpoint: those of an earlier version may be gone.
+        return super().build_criterion(cfg, from_checkpoint=True)
 
     def _check_tool(self, cfg: Any) -> None:
         """Raise ConfigurationError for options of fairseq-train with which this training would fail later."""
