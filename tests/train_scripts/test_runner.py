@@ -114,6 +114,14 @@ def test_an_ended_runner_ends_its_command(sleeping: subprocess.Popen, tmp_path: 
     assert said == SAID[sent]
 
 
+def test_nohup_keeps_a_runner(tmp_path: Path) -> None:
+    """After a log-out, too."""
+    script = "kill -HUP $PPID; sleep 1; echo made >out.partial"
+    command = ["nohup", *COMMAND, "stage", "out", "make it", "log", "bash", "-c", script]
+    result = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert result.returncode == 0 and (tmp_path / "out").read_text() == "made\n", result.stderr
+
+
 def test_only_one_run_at_a_time(sleeping: subprocess.Popen, tmp_path: Path) -> None:
     """The command of a runner that was killed holds the lock, too."""
     locked = {"LOCK": "models.lock", "LOCK_SECONDS": "0.1"}

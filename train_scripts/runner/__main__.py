@@ -103,7 +103,8 @@ def requeue() -> None:
 def main(argv: Sequence[str]) -> int:
     """Run a command; return its exit status, or 2 after a one-line error about settings."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda received, _: sys.exit(128 + received))
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, lambda received, _: sys.exit(128 + received))
     signal.signal(signal.SIGUSR1, request_stop)
     try:
         if os.environ.get("LOCK"):
