@@ -41,7 +41,8 @@ def get_parser() -> CommandParser:
     model("models", nargs="+", metavar="MODEL", help=named)
     decoders = f"{', '.join(methods.DECODERS)} (default: gad with a drafter, greedy without)"
     model("--decoder", choices=methods.DECODERS, metavar="NAME", help=decoders)
-    model("--beam", type=positive, default=1, metavar="N", help="beam of requests that name none (default: 1)")
+    beam = "beam of requests that name none (default: 1; 5 with --decoder fast-beam and beam)"
+    model("--beam", type=positive, metavar="N", help=beam)
     largest = f"largest beam of a request (default: {MAX_BEAM})"
     model("--max-beam", type=positive, default=MAX_BEAM, metavar="N", help=largest)
     other = "any other option of load, such as max_len_b=100; repeatable (docs/options.md)"
@@ -86,7 +87,13 @@ def make_models(args: argparse.Namespace) -> list[Any]:
                 raise ConfigurationError("MODEL", given, remedy=remedy)
         models.append(
             ServedModel(
-                folder, languages, options, args.beam, args.max_waiting, max(args.max_beam, args.beam), args.threads
+                folder,
+                languages,
+                options,
+                args.beam,
+                args.max_waiting,
+                max(args.max_beam, args.beam or 1),
+                args.threads,
             )
         )
     return models

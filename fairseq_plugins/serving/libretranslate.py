@@ -40,7 +40,7 @@ def router(server: "Server") -> APIRouter:
         asked = await _read(request)
         texts = [asked.q] if isinstance(asked.q, str) else asked.q
         model = server.find_model(request, asked.api_key, texts, asked.source, asked.target)
-        options = _options(asked, model.beam, model.max_beam)
+        options = _options(asked, model.beam or 1, model.max_beam)
         job = TextJob(model, options, return_scores=False)
         work = job.translate_html(texts) if asked.format == "html" else job.translate(job.cut(texts))
         results = await until_gone(request, work, server.settings.timeout)

@@ -33,7 +33,7 @@ class ServedModel:
         folder: as for `load`.
         languages: source and target, if given; else the model's own.
         options: of `load`.
-        beam: of requests that name none; 1 for the model's decoder.
+        beam: of requests that name none; None for that of the model's decoder.
         max_waiting, max_beam, threads: of its services.
         state, problem: whether it can translate, and why not.
     """
@@ -41,7 +41,7 @@ class ServedModel:
     folder: str
     languages: tuple[str, str] | None = None
     options: dict[str, Any] = field(default_factory=dict)
-    beam: int = 1
+    beam: int | None = None
     max_waiting: int = MAX_SENTENCES
     max_beam: int = MAX_BEAM
     threads: int | None = None

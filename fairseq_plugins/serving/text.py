@@ -58,7 +58,7 @@ class TextJob:
     def way(self) -> Way:
         """How the request is decoded."""
         options, searches = self.options, bool(self.constraints)
-        if searches or (options.get("beam", self.model.beam) > 1 and not options.get("sampling")):
+        if searches or (options.get("beam", self.model.beam or 1) > 1 and not options.get("sampling")):
             return "beams"
         return "drafts" if self.drafts and self.model.is_greedy else "default"
 
@@ -129,10 +129,13 @@ class TextJob:
             raise ServiceFull("too many sentences wait")
         if way == "beams":
             # One hypothesis alone rarely meets constraints.
-            beam = min(_CONSTRAINED_BEAM, model.max_beam) if self.constraints and model.beam == 1 else model.beam
-            options = {"beam": beam, **options}
-        elif model.is_greedy and not options.get("sampling"):
-            options = {name: value for name, value in options.items() if name != "beam"}
+            few = self.constraints and model.beam in (None, 1)
+            options = {"beam": min(_CONSTRAINED_BEAM, model.max_beam) if few else model.beam, **options}
+        elif not options.get("sampling"):
+            if model.is_greedy:
+                options = {name: value for name, value in options.items() if name != "beam"}
+            elif model.beam is not None:
+                options = {"beam": model.beam, **options}
         futures: list[Future[Translation]] = []
         try:
             for number, sentence in enumerate(sentences):

@@ -104,6 +104,8 @@ def test_drafts_and_beams_where_the_decoder_searches_beams() -> None:
     beams, greedy = (own.model.translate(GREEDY_ELSEWHERE, beam=beam) for beam in (5, 1))
     assert beams != greedy and translated({}, []) == translated({}, [greedy]) == beams
     assert translated({"beam": 1}, []) == translated({"beam": 1}, [beams]) == greedy
+    own.beam = 1  # --beam
+    assert translated({}, []) == greedy and translated({"beam": 5}, []) == beams
     own.close()
 
 
