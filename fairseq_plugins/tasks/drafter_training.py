@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 from fairseq import utils
-from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
+from fairseq.dataclass.utils import merge_with_parent
 from fairseq.file_io import PathManager
 from fairseq.logging import metrics
 from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
 from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
+from omegaconf import DictConfig
 from torch import distributed, nn
 
 from fairseq_plugins.checkpoint.loading import build_model, check_task, read_checkpoint, unwrap
@@ -120,7 +122,7 @@ class TrainsDrafters(DecodesWithDrafts):
                 self.glancing_ratio(0)  # refuses options before the data is read
         return model
 
-    def build_criterion(self, cfg: Any, from_checkpoint: bool = False) -> Any:
+    def build_criterion(self, cfg: Any, *args: Any, **kwargs: Any) -> Any:
         """Build the loss; raise ConfigurationError for that of another model. Users' own losses are for any."""
         name = getattr(cfg, "_name", None) or getattr(cfg, "criterion", None)
         of = getattr(CRITERION_REGISTRY.get(name), "__module__", "")
@@ -128,8 +130,10 @@ class TrainsDrafters(DecodesWithDrafts):
         if not is_own and self._loss != name and (self._loss is not None or name in _LOSSES.values()):
             remedy = "choose another" if self._loss is None else f"add {{--criterion {self._loss}}}"
             raise ConfigurationError("--criterion", name, "does not train this {--arch}", remedy)
-        # fairseq-validate has the settings of a checkpoint: those of an earlier version may be gone.
-        return super().build_criterion(cfg, from_checkpoint=True)
+        if isinstance(cfg, DictConfig) and name in _LOSSES.values():
+            # fairseq-validate has the settings of a checkpoint: those of an earlier version may be gone.
+            cfg = merge_with_parent(CRITERION_DATACLASS_REGISTRY[name](), cfg, remove_missing=True)
+        return super().build_criterion(cfg, *args, **kwargs)
 
     def _check_tool(self, cfg: Any) -> None:
         """Raise ConfigurationError for options of fairseq-train with which this training would fail later."""
