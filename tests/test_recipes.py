@@ -270,6 +270,7 @@ def test_the_batch_of_the_paper_is_kept(checkout: Path) -> None:
         ("multi30k", [], {"VERIFIER_UPDATES": "1e4"}, "VERIFIER_UPDATES=1e4: give a number"),
         ("multi30k", [], {"MAX_TOKENS": "0"}, "MAX_TOKENS=0: give a number above 0"),
         ("multi30k", [], {"BLOCK_SIZE": "human-readable"}, "BLOCK_SIZE=human-readable: give a number above 0"),
+        ("multi30k", [], {"HOLD_OUT": "0"}, "HOLD_OUT=0: give a number above 0"),
         ("multi30k", [], {"SUBWORDS": "none"}, "SUBWORDS=none: choose from"),
         ("wmt14", [], {"NAME": "x.en-fr"}, "NAME=x.en-fr: does not end in en-de or de-en"),
         ("wmt14", [], {"SIZE": "huge"}, "SIZE=huge: choose from base, big, 12-2"),
@@ -286,6 +287,13 @@ def test_refusals(checkout: Path, recipe: str, arguments: list[str], variables: 
     result = run(checkout, recipe, *arguments, **variables)
     assert result.returncode == 2, result.stderr
     assert result.stderr.startswith(f"error: {message}") and len(result.stderr.strip().splitlines()) == 1
+
+
+def test_numbers_that_fairseq_takes_are_taken(checkout: Path) -> None:
+    """Without an interval it saves at the end of each epoch."""
+    taken = {"SAVE_INTERVAL_UPDATES": "0", "VERIFIER_MINUTES": "0.5", "AVERAGE": "0", "HOLD_OUT": "", "GPUS": "0"}
+    result = run(checkout, "multi30k", "--dry-run", **taken)
+    assert "--save-interval-updates 0 " in result.stdout and "--stop-time-hours 0.00833333 " in result.stdout
 
 
 def test_downloads_are_checked(tmp_path: Path) -> None:
