@@ -51,12 +51,13 @@ class BatchDecoder:
         self._thread = threading.local()
         # Build a generator, so that options that do not fit the model fail here, not at the first sentence.
         self._give_back(self._take(self._generators.search({})))
-        # The task may put a language token before each source.
+        # The task may put a language before each source, after its EOS or in the place of that, and padding.
         blank = self._sample([Input(self._ids([]))])
-        read = blank["net_input"]["src_tokens"][0].tolist()
+        dictionary = session.task.source_dictionary
+        read = [token for token in blank["net_input"]["src_tokens"][0].tolist() if token != dictionary.pad()]
         self.max_source_tokens: int = session.max_positions[0] + 1 - len(read)
-        eos = session.task.source_dictionary.eos()  # or a language in its place
-        self._generators.added = (read.index(eos), len(read) - 1 - read.index(eos)) if eos in read else (0, len(read))
+        before = read.index(dictionary.eos()) if dictionary.eos() in read else 0
+        self._generators.added = before, len(read) - before
 
     @property
     def statistics(self) -> CallStatistics:

@@ -57,10 +57,10 @@ class Generators:
     """Pool of the generators of a model and its decoding method: each serves one call at a time.
 
     Attributes:
-        added: numbers of tokens that the task puts before and after those of a text.
+        added: numbers of tokens before and after those of a text, such as its language and EOS.
     """
 
-    added = 0, 0
+    added = 0, 1
 
     def __init__(self, session: TaskSession, spec: MethodSpec) -> None:
         self._session, self._spec = session, spec

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fairseq.data import LanguagePairDataset
 
 import fairseq_plugins
 from tests.errors import refused
 from tests.families import FAMILIES, MAX_LEN, Family, generate
 
+PADDED = {"source": 16, "target": 16}
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("registries")]  # of hydra's warnings
 
 
@@ -43,6 +45,26 @@ def test_output_is_that_of_the_task(name: str, decoder: str, tmp_path: Path) -> 
     assert [words(one.tokens) for one in own.translate_batch(sources, batch_size=5)] == expected_words
     assert words(token for step in own.stream(" ".join(sources[0])) for token in step.tokens) == expected_words[0]
     assert len({tuple(tokens) for tokens in expected_words}) > 10
+
+
+@pytest.mark.parametrize("name", ["m2m", "mbart25"])
+def test_alignments_are_to_the_text(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not to its language or EOS, which the search of mBART-25 does not know; also in batches that the task pads."""
+    family = FAMILIES[name]
+    family.save(tmp_path)
+    text = ["w3 w9 w4".split(), "w1 w5 w6 w7 w8 w2".split()]
+
+    def found() -> tuple[int, list[list[int] | None]]:
+        model = fairseq_plugins.load(decoder="greedy", **arguments(family, tmp_path))
+        return model.max_source_tokens, [one.alignment for one in model.translate_batch(text, alignments=True)]
+
+    longest, aligned = found()
+    for words_of, places in zip(text, aligned, strict=True):
+        assert places is not None and set(places) <= set(range(len(words_of)))
+    assert longest == 63 and any(aligned)
+    collate = LanguagePairDataset.collater
+    monkeypatch.setattr(LanguagePairDataset, "collater", lambda self, some: collate(self, some, pad_to_length=PADDED))
+    assert found() == (longest, aligned)
 
 
 def test_wrong_options_are_named(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def align_to_text(
     """Return the hard alignment [(source, target)] to the subwords of the text, an `Extract` but for `added`.
 
     Args:
-        added: numbers of tokens that the task puts before and after the text's, such as its language.
+        added: numbers of tokens before and after the text's, such as its language and EOS.
         attention: [T, S], of the output `target` [T] to the source [S], which may be padded.
     """
     places = (source != pad).nonzero().flatten()
