@@ -14,7 +14,8 @@ class Translation:
             fairseq normalises it. fairseq-generate prints it divided by ln 2. NaN with `return_scores=False`.
         token_scores: log-probability (natural logarithm) of every token, EOS included; NaN as `score`.
         emitted: tokens that each iteration added, EOS included and the verifier's own among them; their number is
-            that of iterations. None for fairseq's own search (`decoder="beam"`), which counts nothing.
+            that of iterations. None for fairseq's own search (`decoder="beam"`), which counts nothing, and where a task
+            returns hypotheses that it has copied.
         alternatives: the next best hypotheses, the best first, as many as `num_hypotheses` asks for besides this one;
             nothing is counted of them, except of samples.
         alignment: for each of `tokens` the source subword that it attends to most, an index into those of the text
