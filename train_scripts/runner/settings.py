@@ -20,10 +20,9 @@ DEFAULTS = {
     "recipe_stages": "text,binarise,mono,reverse,sample,pairs,teacher,decode,merge,verifier,drafter,blockwise,sweep,"
     "test,table,card",
 }  # fmt: skip
-LIMITS = [f"{model}_MINUTES" for model in ("REVERSE", "TEACHER", "VERIFIER", "DRAFTER", "BLOCKWISE")]
 # Settings whose default is the value of another setting.
 FALLBACKS = {
-    **dict.fromkeys(LIMITS, "MINUTES"),
+    **{f"{model}_MINUTES": "MINUTES" for model in ("REVERSE", "TEACHER", "VERIFIER", "DRAFTER", "BLOCKWISE")},
     **{"BLOCK_SIZES": "BLOCK_SIZE", "TEACHER_TOKENS": "VERIFIER_TOKENS", "DRAFTER_MAX_TOKENS": "MAX_TOKENS"},
 }
 CHOICES = {
