@@ -272,6 +272,20 @@ def test_the_batch_of_the_paper_is_kept(checkout: Path) -> None:
         ("multi30k", [], {"BLOCK_SIZE": "human-readable"}, "BLOCK_SIZE=human-readable: give a number above 0"),
         ("multi30k", [], {"HOLD_OUT": "0"}, "HOLD_OUT=0: give a number above 0"),
         ("multi30k", [], {"SUBWORDS": "none"}, "SUBWORDS=none: choose from"),
+        ("multi30k", [], {"DRAFTER_DATA": "both"}, "DRAFTER_DATA=both: choose from teacher, verifier"),
+        ("multi30k", [], {"BLOCK_SIZES": "5;10"}, "BLOCK_SIZES=5;10: give numbers above 0 with commas"),
+        ("multi30k", [], {"TAUS": "1,,2"}, "TAUS=1,,2: give numbers with commas"),
+        ("multi30k", [], {"DRAFTER_LR": "fast"}, "DRAFTER_LR=fast: give a number, such as 5e-4"),
+        ("multi30k", [], {"VERIFIER_DROPOUT": "1.5"}, "VERIFIER_DROPOUT=1.5: give a number from 0 to 1"),
+        ("multi30k", [], {"DISTIL_RATIO": "0.5"}, "DISTIL_RATIO=0.5: give a number from 1, or 0 for no limit"),
+        ("multi30k", [], {"FP16": "no"}, "FP16=no: give 1 or 0"),
+        ("multi30k", [], {"TENSORBOARD": "false"}, "TENSORBOARD=false: give 1 or 0"),
+        ("multi30k", [], {"KEEP_RAW": "no", "SHAPE": "base"}, "KEEP_RAW=no: give 1 or 0"),
+        ("demo", [], {"DECODING_BLOCK_SIZE": "4.5"}, "DECODING_BLOCK_SIZE=4.5: give a number above 0"),
+        ("quick_demo", [], {"TIMING_SECONDS": "1s"}, "TIMING_SECONDS=1s: give a number"),
+        ("quick_demo", [], {"SENTENCES": "all"}, "SENTENCES=all: give a number above 0"),
+        ("bench", [], {"BATCH_SIZES": "1 4"}, "BATCH_SIZES=1 4: give numbers above 0 with commas"),
+        ("bench", [], {"THREADS": "0"}, "THREADS=0: give a number above 0"),
         ("wmt14", [], {"NAME": "x.en-fr"}, "NAME=x.en-fr: does not end in en-de or de-en"),
         ("wmt14", [], {"SIZE": "huge"}, "SIZE=huge: choose from base, big, 12-2"),
         ("gec", [], {}, "DATA is missing"),
@@ -283,7 +297,7 @@ def test_the_batch_of_the_paper_is_kept(checkout: Path) -> None:
     ],
 )
 def test_refusals(checkout: Path, recipe: str, arguments: list[str], variables: dict[str, str], message: str) -> None:
-    write_text(checkout / "text", LANGUAGES[recipe])
+    write_text(checkout / "text", LANGUAGES.get(recipe, "en de"))
     result = run(checkout, recipe, *arguments, **variables)
     assert result.returncode == 2, result.stderr
     assert result.stderr.startswith(f"error: {message}") and len(result.stderr.strip().splitlines()) == 1
@@ -292,8 +306,12 @@ def test_refusals(checkout: Path, recipe: str, arguments: list[str], variables: 
 def test_numbers_that_fairseq_takes_are_taken(checkout: Path) -> None:
     """Without an interval it saves at the end of each epoch."""
     taken = {"SAVE_INTERVAL_UPDATES": "0", "VERIFIER_MINUTES": "0.5", "AVERAGE": "0", "HOLD_OUT": "", "GPUS": "0"}
+    taken |= {"VERIFIER_LR": "1.e-3", "DRAFTER_DROPOUT": ".1", "TAUS": "0,1.5", "TEACHER": str(checkout / "x.pt")}
+    taken |= {"SHAPE": "base", "KEEP_RAW": "0", "DISTIL_RATIO": "0"}
     result = run(checkout, "multi30k", "--dry-run", **taken)
     assert "--save-interval-updates 0 " in result.stdout and "--stop-time-hours 0.00833333 " in result.stdout
+    assert "spec-dec-distill merge " in result.stdout and "--lr 1.e-3 " in result.stdout, result.stderr
+    assert "--keep-raw" not in result.stdout and "--max-length-ratio" not in result.stdout
 
 
 def test_downloads_are_checked(tmp_path: Path) -> None:

@@ -38,17 +38,28 @@ runner() { python -m train_scripts.runner "$@"; }
 quoted() { printf "'%s'" "${1//\'/\'\\\'\'}"; } # for the runner: ${1@Q} writes ü as $'\303\274', which it does not read
 no_options() { [ $# = 0 ] || die "$1: no such option; settings are variables (NAME=... ${recipe##*/}), and there is --help"; }
 
-# numbers KIND PATTERN NAME...: refuse settings of the user that are no such numbers, before anything is trained.
-numbers() {
+# check REMEDY PATTERN NAME...: refuse settings of the user that no command takes, before anything is trained.
+check() {
     local name
-    for name in "${@:3}"; do [[ ${!name:-1} =~ ^($2)$ ]] || die "$name=${!name}: give $1"; done
+    for name in "${@:3}"; do [[ -z ${!name:-} || ${!name} =~ ^($2)$ ]] || die "$name=${!name}: $1"; done
 }
-numbers "a number" "0|[1-9][0-9]*" AVERAGE SEED TEACHERS BLOCKWISE_HEADS GPUS MAX_LENGTH \
+count='[1-9][0-9]*' decimal='([0-9]+\.?[0-9]*|\.[0-9]+)'
+check "give a number" "0|$count" AVERAGE SEED TEACHERS BLOCKWISE_HEADS GPUS MAX_LENGTH \
     {TEACHER,VERIFIER,DRAFTER,TUNE,BART,WARMUP,SAVE_INTERVAL}_UPDATES {VERIFIER,BLOCKWISE}_EPOCHS
-numbers "a number above 0" "[1-9][0-9]*" {{VERIFIER,TEACHER,DRAFTER}_,{,DRAFTER_,DISTIL_}MAX_}TOKENS VOCABULARY BLOCK_SIZE \
-    {,ENCODER_,DRAFTER_}LAYERS {,FFN_}WIDTH HEADS BLOCKS_PER_SENTENCE UPDATES LOG_INTERVAL UPSAMPLE WORKERS \
-    HOLD_OUT DISTIL_BEAM REPEATS {TEST,SWEEP,TIMING}_SENTENCES {TRAIN,VALID,TEST}_PAIRS DECODING_THREADS
-numbers "a number" "[0-9]+(\.[0-9]+)?" {,{REVERSE,TEACHER,VERIFIER,DRAFTER,BLOCKWISE}_}MINUTES DRAFTER_EPOCHS
+check "give a number above 0" "$count" {{VERIFIER,TEACHER,DRAFTER}_,{,DRAFTER_,DISTIL_}MAX_}TOKENS VOCABULARY {,DECODING_}BLOCK_SIZE \
+    {,ENCODER_,DRAFTER_}LAYERS {,FFN_}WIDTH HEADS BLOCKS_PER_SENTENCE UPDATES LOG_INTERVAL UPSAMPLE WORKERS HOLD_OUT DISTIL_BEAM \
+    REPEATS {,TEST_,SWEEP_,TIMING_}SENTENCES {TRAIN,VALID,TEST}_PAIRS {,DECODING_}THREADS
+check "give a number" "$decimal" {,{REVERSE,TEACHER,VERIFIER,DRAFTER,BLOCKWISE}_}MINUTES DRAFTER_EPOCHS TIMING_SECONDS
+check "give a number, such as 5e-4" "$decimal([eE]-?[0-9]+)?" {TEACHER,VERIFIER,DRAFTER}_LR
+check "give a number from 0 to 1" "[01]|0?\.[0-9]+" {,{TEACHER,VERIFIER,DRAFTER}_}DROPOUT
+check "give a number from 1, or 0 for no limit" "0|$count(\.[0-9]+)?" {MAX,DISTIL}_RATIO
+check "give a number from 1" "$count(\.[0-9]+)?" BACK_RATIO
+check "give numbers above 0 with commas" "$count(,$count)*" BLOCK_SIZES TOP_BETAS BATCH_SIZES
+check "give numbers with commas" "$decimal(,$decimal)*" TAUS BART_LAYERS
+check "give 1 or 0" "[01]" FP16 TENSORBOARD KEEP_RAW
+check "choose from tokens, features" "tokens|features" DRAFTER
+check "choose from teacher, verifier" "teacher|verifier" DRAFTER_DATA
+check "choose from unigram, bpe, moses, gpt2" "unigram|bpe|moses|gpt2" SUBWORDS
 
 # A script that is ended by its process id also ends its child processes.
 trap 'pkill -TERM -P $$ 2>/dev/null || true' EXIT

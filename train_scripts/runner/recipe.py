@@ -251,11 +251,12 @@ class Recipe:
             f"{s.blockwise_training} {batch(s, s.VERIFIER_TOKENS, s.MAX_TOKENS)}"
         ), self.verifier, data)  # fmt: skip
 
-    def distil(self, teacher: str, decoder: str, output: Path, ratio: str = "", keep_raw: str = "") -> None:
+    def distil(self, teacher: str, decoder: str, output: Path, ratio: str = "0", keep_raw: str = "0") -> None:
         """Translate the training and validation set, and merge the translations into a data set.
 
-        `ratio` drops pairs whose lengths differ by more. The verifier's own translations are all kept: the drafter
-        should also learn outputs that repeat without end, where drafts save most. `keep_raw` adds the original pairs.
+        `ratio`, unless 0, drops pairs whose lengths differ by more. The verifier's own translations are all kept: the
+        drafter should also learn outputs that repeat without end, where drafts save most. `keep_raw` adds the original
+        pairs.
         """
         s, shards = self.settings, Path(f"{output}-shards")
         sets, path = f"{self.languages} --gen-subset train,valid", shlex.quote(teacher)
@@ -263,7 +264,7 @@ class Recipe:
         needs = self.data / f"dict.{s.tgt}.txt", *map(Path, teacher.split(":"))
         decode = f"{self.data} {sets} --path {path} {search}"
         self.decode_into(shards, "decode", output, f"translate the training set with {teacher}", decode, *needs)
-        limits = (f"--max-length-ratio {ratio} " if ratio else "") + ("--keep-raw" if keep_raw else "")
+        limits = ("" if ratio == "0" else f"--max-length-ratio {ratio} ") + ("--keep-raw" if keep_raw == "1" else "")
         merge = f"spec-dec-distill merge {self.data} {sets} {limits} --shards {shards} --destdir {output}"
         title = "check, merge and binarise the translations"
         self.step("merge", output, title, lambda: run(f"{merge} --workers {s.WORKERS}"), shards)

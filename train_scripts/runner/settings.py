@@ -15,6 +15,7 @@ DEFAULTS = {
     "TENSORBOARD": "1", "DISTIL_DECODER": "fast-beam", "DISTIL_BEAM": "5", "DISTIL_MAX_TOKENS": "12000",
     "UPSAMPLE": "1", "BACK_RATIO": "1.5",  # fairseq's examples/backtranslation
     "BLOCKS_PER_SENTENCE": "4", "ACTIVATION": "relu", "MAX_LENGTH": "0", "MAX_RATIO": "0", "TEACHERS": "0",
+    "DISTIL_RATIO": "0", "KEEP_RAW": "0",  # of lengths: 0 for no limit
     "DRAFTER": "features", "DRAFTER_LAYERS": "2", "DRAFTER_DATA": "teacher", "BLOCKWISE_HEADS": "0", "FP16": "1",
     "TOP_BETAS": "1,3,5", "TAUS": "1,2,3,4,5", "REPEATS": "3", "TIMING_SENTENCES": "100",
     "recipe_stages": "text,binarise,mono,reverse,sample,pairs,teacher,decode,merge,verifier,drafter,blockwise,sweep,"
@@ -24,11 +25,6 @@ DEFAULTS = {
 FALLBACKS = {
     **{f"{model}_MINUTES": "MINUTES" for model in ("REVERSE", "TEACHER", "VERIFIER", "DRAFTER", "BLOCKWISE")},
     **{"BLOCK_SIZES": "BLOCK_SIZE", "TEACHER_TOKENS": "VERIFIER_TOKENS", "DRAFTER_MAX_TOKENS": "MAX_TOKENS"},
-}
-CHOICES = {
-    "DRAFTER": "tokens, features",
-    "DRAFTER_DATA": "teacher, verifier",
-    "SUBWORDS": "unigram, bpe, moses, gpt2",
 }
 
 
@@ -53,9 +49,6 @@ def read_settings(variables: Mapping[str, str]) -> Settings:
     s.WORKERS = s.WORKERS or s.SLURM_CPUS_PER_TASK or str(len(os.sched_getaffinity(0)))
     if not s.TORCHRUN and s.GPUS != "0" and int(s.SLURM_JOB_NUM_NODES or "1") > 1:
         s.TORCHRUN = slurm_launcher(s)
-    for name, choices in CHOICES.items():
-        if getattr(s, name) not in choices.split(", "):
-            raise RecipeError(f"{name}={getattr(s, name)}: choose from {choices}")
     if not re.fullmatch(r"[\w.-]+", s.NAME):
         raise RecipeError(f"NAME={s.NAME}: name it with letters, digits, dots and dashes")
     if s.BLOCKWISE_HEADS != "0" and not s.blockwise_training:
