@@ -193,13 +193,17 @@ def test_the_clock_goes_on(tmp_path: Path) -> None:
 
 def test_a_finished_training_is_not_resumed(tmp_path: Path) -> None:
     """One that a signal ends after its last checkpoint: fairseq would train an update more than --max-update."""
-    script = "echo begun >>begun; echo '| Stopping training due to num_updates: 6 >= max_update: {}'; {}exit 1"
-    saved = "echo '| Saved checkpoint x'; "
+    updates, saved = "Stopping training due to num_updates: 6 >= max_update: {}", "echo '| Saved checkpoint x'; "
+    patience = "early stop since valid performance hasn't improved for last 3 runs"  # --patience
     # After a request to stop, which lowers --max-update to 1; before the last checkpoint is saved; and after that.
-    for limit, saves, times, status in ((1, saved, 1, 1), (6, "", 2, 1), (6, saved, 3, 1), (6, "", 3, 0)):
-        trained = run(tmp_path, "train", "model", "train", "log", "0", "bash", "-c", script.format(limit, saves))
-        assert trained.returncode == status and (tmp_path / "begun").read_text() == "begun\n" * times, trained.stderr
-    assert (tmp_path / "model").is_dir()
+    for number, end in enumerate((updates.format(6), patience)):
+        runs = ((updates.format(1), saved, 1, 1), (end, "", 2, 1), (end, saved, 3, 1), (end, "", 3, 0))
+        for said, saves, times, status in runs:
+            script = f"echo begun >>begun{number}; echo {shlex.quote(f'| {said}')}; {saves}exit 1"
+            trained = run(tmp_path, "train", f"model{number}", "train", "log", "0", "bash", "-c", script)
+            assert trained.returncode == status, trained.stderr
+            assert (tmp_path / f"begun{number}").read_text() == "begun\n" * times
+        assert (tmp_path / f"model{number}").is_dir()
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from train_scripts.runner.stages import (
 INTERVAL = 20  # seconds between two progress lines in a file
 NUMBERED = "checkpoint_[0-9]*.pt"
 # Not after a request to stop, which sets --max-update to 1.
-REACHED = re.compile(rb"\| Stopping training due to (?!num_updates: \d+ >= max_update: 1$)")
+REACHED = re.compile(rb"\| (Stopping training due to (?!num_updates: \d+ >= max_update: 1$)|early stop since )")
 
 
 def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, later: float = 0) -> None:
