@@ -265,7 +265,8 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
         assert result.returncode != 0 and result.stdout == ""
         assert result.stderr.startswith(f"error: {tmp_path}/{file}: {message}") and result.stderr.count("\n") == 1
     result = tool("clean-lines", str(REPOSITORY / "README.md"), "/dev/full")
-    assert (result.returncode, result.stderr) == (2, "error: a file cannot be written: No space left on device\n")
+    full = "error: a file: cannot be written (No space left on device); free disk space\n"
+    assert (result.returncode, result.stderr) == (2, full)
 
 
 def test_text_needs_no_torch(tmp_path: Path) -> None:

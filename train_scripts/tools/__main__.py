@@ -66,9 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger().setLevel(logging.WARNING)  # importing fairseq sets a more verbose level
         result = tool(**vars(parser_of(name, tool).parse_args(arguments)))
     except OSError as error:
-        # Errors of writing name no file, as for a full disk.
-        file = "a file cannot be written" if error.filename is None else error.filename
-        print(f"error: {file}: {error.strerror}", file=sys.stderr)
+        if error.filename is not None:
+            print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        else:  # of writing
+            print(f"error: a file: cannot be written ({error.strerror}); free disk space", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # the recipe prints a message
         return 128 + signal.SIGINT
