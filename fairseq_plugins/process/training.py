@@ -55,7 +55,9 @@ def _stop(number: int, frame: FrameType | None) -> None:
         timer.daemon = True
         timer.start()
         return
-    cfg = frame.f_locals["cfg"]
+    cfg, updates = frame.f_locals["cfg"], frame.f_locals["trainer"].get_num_updates()
+    if 0 < cfg.optimization.max_update <= updates + 1:  # ends by itself; a restart would train one update more
+        return
     cfg.optimization.max_update = 1
     cfg.dataset.disable_validation = True  # may exceed the time left, and needs all processes
 

@@ -8,6 +8,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from fairseq import options
 from fairseq.distributed.utils import get_global_group
 from torch import distributed
 
-from fairseq_plugins.process.training import bf16_without_tpu, destroy_process_groups_at_exit
+from fairseq_plugins.process.training import _stop, bf16_without_tpu, destroy_process_groups_at_exit
 from tests.conftest import TINY, Corpus
 from tests.support import REPOSITORY
 from tests.train_scripts.test_runner import environment
@@ -84,6 +86,18 @@ def test_a_training_stops_with_a_checkpoint(corpus: Corpus, programs: Path, tmp_
         assert train(corpus, programs, whole, updates).wait(300) == 0
         models = [torch.load(folder / "checkpoint_last.pt")["model"] for folder in (stopped, whole)]
         assert all(torch.equal(value, models[1][name]) for name, value in models[0].items())
+
+
+@pytest.mark.parametrize(("update", "limit", "stops"), [(5, 0, True), (5, 7, True), (6, 7, False), (7, 7, False)])
+def test_a_request_leaves_the_last_update_as_it_is(update: int, limit: int, stops: bool) -> None:
+    """Without its validation, and one update longer after a restart, a training would give another model."""
+    cfg = SimpleNamespace(
+        optimization=SimpleNamespace(max_update=limit), dataset=SimpleNamespace(disable_validation=False)
+    )
+    loop: dict[str, Any] = {"__name__": "fairseq_cli.train", "stop": lambda: _stop(signal.SIGUSR1, sys._getframe(1))}
+    exec("def train(cfg, trainer): stop()", loop)
+    loop["train"](cfg, SimpleNamespace(get_num_updates=lambda: update))
+    assert (cfg.optimization.max_update, cfg.dataset.disable_validation) == ((1, True) if stops else (limit, False))
 
 
 def gloo_threads() -> int:
