@@ -37,6 +37,7 @@ _KNOWN = (
      "add {--source-lang} and {--target-lang}"),
     ("convert_namespace_to_omegaconf", "Could not find 'bpe/", "--bpe", "fairseq 0.12 cannot set it up",
      "choose another one"),
+    ("_readline", "NoneType.*readline", "--input", "is closed", "give a file of text"),
 )  # fmt: skip
 
 

@@ -14,8 +14,10 @@ from unittest import mock
 import pytest
 
 from fairseq_plugins.checkpoint.tool_errors import excepthook
+from fairseq_plugins.errors import on_command_line
 from fairseq_plugins.metrics import texts as metrics
 from fairseq_plugins.shared.draft_files import read_drafts
+from fairseq_plugins.shared.fairseq_errors import wrong_option
 from fairseq_plugins.shared.invalid_text import InvalidLines, read_invalid_text
 from fairseq_plugins.translation.cli import main
 from tests.command_server import own_commands
@@ -128,6 +130,15 @@ def test_lines_that_are_too_long_do_not_stop_the_rest(released: Released, monkey
         outputs, expected = (re.findall(r"^H-(\d+)\t\S+\t(.*)$", printed, re.MULTILINE) for printed in (done, whole))
         assert outputs == [expected[0], ("2", expected[1][1]), ("3", expected[2][1])]
         assert failed == ["line 2: has 3001 tokens, and the model reads at most 1024; it has no translation; split it"]
+
+
+def test_standard_input_of_interactive_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with <&- in a shell."""
+    monkeypatch.setattr(sys, "stdin", None)
+    with fileinput.input(["-"]) as lines, pytest.raises(AttributeError) as raised:
+        next(lines)
+    error = wrong_option(raised.value, {"input": "-"})
+    assert error is not None and error.spelled(on_command_line) == "--input -: is closed; give a file of text"
 
 
 def test_input_of_interactive_that_is_not_utf8(
