@@ -62,6 +62,7 @@ def test_help_does_not_import_torch(tmp_path: Path, arguments: list[str]) -> Non
     [
         ("translate", "folder --bem 5", "--bem: no such option; did you mean --beam? (see spec-dec-translate --help)"),
         ("translate", "folder --max-len-b 5", "--max-len-b: no such option; give --set max_len_b=VALUE (see"),
+        ("translate", "folder --beam} 5", "--beam}: no such option; did you mean --beam? (see"),
         ("translate", "folder --fp16", "--fp16: no such option; give --precision fp16 (see"),
         ("translate", "folder --precision fp61", "--precision fp61: no such value; did you mean fp16? (see"),
         ("translate", "folder --beam five", "--beam: 'five' is not a whole number of at least 1; see"),

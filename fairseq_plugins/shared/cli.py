@@ -134,7 +134,7 @@ def advised(message: str, parser: argparse.ArgumentParser) -> ConfigurationError
         if unknown[1] in parser._option_string_actions:
             return ConfigurationError(None, unknown[1], "stands after --, where options end", "give it before --")
         remedy = did_you_mean(unknown[1], parser._option_string_actions)
-        if "--set" in parser._option_string_actions:
+        if "--set" in parser._option_string_actions and "}" not in unknown[1]:
             other = spelled(f"{{{unknown[1]} VALUE}}")
             remedy = remedy if other == f"{unknown[1]} VALUE" else f"give {other}"
         return ConfigurationError(None, unknown[1], NO_SUCH_OPTION, remedy)
