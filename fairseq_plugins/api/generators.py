@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from fairseq_plugins.api.options import (
@@ -18,6 +19,7 @@ from fairseq_plugins.api.options import (
 from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.decoding.reference.alignment import align_to_text
+from fairseq_plugins.decoding.search_numbers import check_search_numbers
 from fairseq_plugins.decoding.suppression import SuppressedTokens, check_end, suppressed_tokens
 from fairseq_plugins.errors import ConfigurationError
 
@@ -87,6 +89,7 @@ class Generators:
         given = check_arguments(options, CallOptions)
         beam, num_hypotheses = given.pop("beam", None), given.pop("num_hypotheses", 1)
         drawing = {name: given.pop(name, default) for name, default in self._drawing.items()}
+        check_search_numbers(SimpleNamespace(**drawing))
         suppressed = self._suppressed({name: given.pop(name, default) for name, default in self._tokens.items()})
         constraints = self._constraints(given.pop("constraint_order", None), is_constrained, drawing["sampling"])
         if drawing["sampling"] and self._spec.build is not None:

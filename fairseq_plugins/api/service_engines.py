@@ -8,7 +8,6 @@ from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +23,6 @@ from fairseq_plugins.decoding.kernel_backend import KernelBackend
 from fairseq_plugins.decoding.kernel_module import Unsupported
 from fairseq_plugins.decoding.reference.alignment import align, align_to_text
 from fairseq_plugins.decoding.reference.sampling import Sampling, group_samples
-from fairseq_plugins.decoding.search_numbers import check_search_numbers
 from fairseq_plugins.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -113,7 +111,6 @@ class ContinuousEngine:
     def admit(self, job: Job) -> None:
         drawing = job.search.drawing
         with self._lock:
-            check_search_numbers(SimpleNamespace(**drawing))
             configure(self._generator, job.search)
             job.sample, limits, first_token = self._request(job.input)
         assert first_token == self._first_token

@@ -71,7 +71,7 @@ class TextJob:
         most = self.model.max_waiting
         if len(texts) > most:
             raise RequestError(400, f"the request has {len(texts)} texts, and may have {most}; send less at a time")
-        cut = [split_text(text, source) if self.splits else [(text, "")] for text in texts]
+        cut = [split_text(text, source) if self.splits and text else [(text, "")] for text in texts]
         count = sum(map(len, cut))
         if count > most:
             raise RequestError(400, f"the request has {count} sentences, and may have {most}; send less at a time")

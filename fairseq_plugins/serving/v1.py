@@ -26,9 +26,12 @@ _OPTIONS: dict[str, Any] = {
 
 
 class _KnownFields(BaseModel):
-    """Refuses unknown fields; of many only the first is an error, since making an error takes 0.1 ms."""
+    """Refuses unknown fields and values of other types, as Python's calls do: "yes" is not true, and 5.0 not 5.
 
-    model_config = ConfigDict(extra="forbid")  # for /docs
+    Of many unknown fields only the first is an error, since making an error takes 0.1 ms.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)  # extra: for /docs
 
     @model_validator(mode="before")
     @classmethod

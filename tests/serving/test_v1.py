@@ -132,6 +132,9 @@ def test_stream(client: Client, served: ServedModel) -> None:
         ({"beam": 5}, "beam: no such field; give it in options"),
         ({"options": {"beem": 3}}, "options.beem: no such field; did you mean beam?"),
         ({"options": {"beam": "many"}}, "options.beam"),
+        ({"options": {"max_len_b": 20.0}}, "options.max_len_b: Input should be a valid integer"),
+        ({"options": {"sampling": "yes"}}, "options.sampling: Input should be a valid boolean"),
+        ({"split": "no"}, "split: Input should be a valid boolean"),
         ({"text": "x" * 4001}, "may have 4000"),
         ({"constraints": ["x" * 4000]}, "may have 4000"),
         ({"text": "a \ud800 b"}, "text: has '\\ud800' at 2, which is half of a character"),
@@ -165,20 +168,22 @@ def test_a_body_that_is_no_json(client: Client) -> None:
     assert (status, answer["error"][:19]) == (400, "the body: not JSON:")
 
 
+@pytest.mark.parametrize("text", [FIRST, "", " "])
 @pytest.mark.parametrize(
     ("path", "options", "message"),
     [
         ("/v1/translate", {"beam": 9}, "samples up to 8"),
         ("/v1/translate", {"sampling_topk": 3}, "is for sampling"),
+        ("/v1/translate", {"temperature": 0}, "give a number above 0"),
         ("/v1/translate", {"num_hypotheses": 2}, "num_hypotheses=2"),
         ("/v1/stream", {"beam": 3}, "none grows by itself"),
         ("/v1/stream", {"sampling": True, "beam": 3}, "a stream is of one sample"),
     ],
 )
 def test_options_that_do_not_fit_are_errors_of_the_request(
-    client: Client, path: str, options: dict[str, Any], message: str
+    client: Client, path: str, options: dict[str, Any], message: str, text: str
 ) -> None:
-    asked = {"text": FIRST, "target": "de", "options": options}
+    asked = {"text": text, "target": "de", "options": options}
     if path == "/v1/stream":
         kind, answer = client.events(asked)[-1]
         assert kind == "error"
