@@ -63,7 +63,7 @@ class Service:
         self._max_sentences, self._max_beam = max_sentences, max_beam
         self._jobs: set[Job] = set()
         self._process = os.getpid()
-        self._lock = threading.Lock()
+        self._lock, self._renewing = threading.Lock(), threading.Lock()
         self._is_closed = False
         self._all_ended = threading.Condition(self._lock)
         self._engines: list[ContinuousEngine | WholeBatches] = []  # the first one that takes a job decodes it
@@ -90,6 +90,23 @@ class Service:
     def sentences(self) -> int:
         """Number of sentences that have not ended."""
         return len(self._jobs)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether its batch has failed, such as for want of memory; the next sentence waits for `renew`."""
+        return self._engines[0].is_closed and not self._is_closed
+
+    def renew(self) -> None:
+        """Begin another batch if the last one has failed; takes up to seconds."""
+        with self._renewing:  # not the lock that other sentences need
+            if not self.has_failed:
+                return
+            engine = ContinuousEngine(self._model, self._threads, self._max_beam)
+            with self._lock:
+                if not self._is_closed:
+                    self._engines[0] = engine
+                    return
+        engine.close()
 
     def submit(
         self,
@@ -141,13 +158,12 @@ class Service:
                 on_step(Step([], 0, 0, "", finished=True))
             job.end(model._blank())
             return job.future
+        self.renew()
         with self._lock:
             if self._is_closed:
                 raise ServiceClosed("the service is closed")
             if len(self._jobs) >= self._max_sentences:
                 raise ServiceFull(f"{len(self._jobs)} sentences have not ended; try again later")
-            if self._engines[0].is_closed:  # its batch has failed
-                self._engines[0] = ContinuousEngine(model, self._threads, self._max_beam)
             self._jobs.add(job)
         engine = next(engine for engine in self._engines if engine.takes(job))
         try:

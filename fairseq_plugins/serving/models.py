@@ -126,13 +126,12 @@ class ServedModel:
 
     def has(self, way: Way) -> bool:
         """Whether a service is there already: otherwise `service` takes a second."""
-        return way in self._services
+        return way in self._services and not self._services[way].has_failed
 
     def service(self, way: Way) -> Service:
-        """Return the service that decodes in this way; make it at first."""
-        made = self._services.get(way)
-        if made is not None:  # without the lock, which is held while another one is made
-            return made
+        """Return the service that decodes in this way; make it at first, and renew one that has failed."""
+        if self.has(way):  # without the lock, which is held while another one is made
+            return self._services[way]
         with self._lock:
             if self._is_closed:
                 raise RequestError(503, "the server is shutting down", retry_after=5)
@@ -141,6 +140,7 @@ class ServedModel:
                     model, decoders = self._models["default"], _DECODERS[way]
                     self._models[way] = model if model.decoder in decoders else with_decoder(model, decoders[0])
                 self._services[way] = self._models[way].service(self.threads, self.max_waiting, self.max_beam)
+            self._services[way].renew()
             return self._services[way]
 
     def decoder(self, way: Way) -> str:

@@ -1,13 +1,13 @@
 """Translate whole texts and HTML: cut them into sentences, translate these together, and join them again."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from fairseq_plugins.api import ServiceFull, Step, Translation
+from fairseq_plugins.api import Service, ServiceFull, Step, Translation
 from fairseq_plugins.data.sentences import join_text, split_text
 from fairseq_plugins.serving.errors import RequestError
 from fairseq_plugins.serving.models import ServedModel, Way
@@ -45,6 +45,7 @@ class TextJob:
         constraints: phrases that the translation of the only sentence contains.
         splits: whether texts are cut into sentences.
         return_scores: whether translations need scores.
+        way: how the request is decoded.
     """
 
     model: ServedModel
@@ -53,14 +54,22 @@ class TextJob:
     constraints: list[str] = field(default_factory=list)
     splits: bool = True
     return_scores: bool = True
+    way: Way = field(init=False)
 
-    @property
-    def way(self) -> Way:
-        """How the request is decoded."""
-        options, searches = self.options, bool(self.constraints)
-        if searches or (options.get("beam", self.model.beam or 1) > 1 and not options.get("sampling")):
-            return "beams"
-        return "drafts" if self.drafts and self.model.is_greedy else "default"
+    def __post_init__(self) -> None:
+        """Choose the way, and the beam of a search that names none."""
+        model, is_greedy = self.model, self.model.is_greedy
+        self.way = "drafts" if self.drafts and is_greedy else "default"
+        if self.options.get("sampling") and not self.constraints:
+            return
+        beam = self.options.get("beam", model.beam)
+        if self.constraints and "beam" not in self.options and beam in (None, 1):
+            beam = min(_CONSTRAINED_BEAM, model.max_beam)  # one hypothesis alone rarely meets constraints
+        if self.constraints or (beam or 1) > 1:
+            self.way = "beams"
+        elif is_greedy:
+            beam = None
+        self.options = {**self.options, "beam": beam}
 
     def cut(self, texts: Sequence[str]) -> list[list[Pair]]:
         """Return the sentences of each text, each with the separator after it.
@@ -93,9 +102,10 @@ class TextJob:
         """
         _, target = self._languages()
         sentences = [sentence for pairs in cut for sentence, _ in pairs]
-        if not self.model.has(self.way):
-            await asyncio.to_thread(self.model.service, self.way)
-        futures = self._submit(sentences, on_step)
+        # Of a request with drafts, sentences without any have the model's own drafter.
+        ways: tuple[Way, ...] = ("drafts", "default") if self.way == "drafts" else (self.way,)
+        services = {way: await self._service(way) for way in ways}
+        futures = self._submit(sentences, services, on_step)
         try:
             translated = await asyncio.gather(*map(asyncio.wrap_future, futures))
         finally:
@@ -122,26 +132,22 @@ class TextJob:
         pieces = [piece for soup in soups for piece in _pieces(soup)]
         return soups, pieces, self.cut([str(piece) for piece in pieces])
 
-    def _submit(self, sentences: Sequence[str], on_step: OnSentence | None) -> list["Future[Translation]"]:
+    async def _service(self, way: Way) -> Service:
+        model = self.model
+        return model.service(way) if model.has(way) else await asyncio.to_thread(model.service, way)
+
+    def _submit(
+        self, sentences: Sequence[str], services: Mapping[Way, Service], on_step: OnSentence | None
+    ) -> list["Future[Translation]"]:
         """Begin to translate sentences, all of them or none."""
-        model, way, options = self.model, self.way, self.options
+        model, way = self.model, self.way
         if model.sentences + len(sentences) > model.max_waiting:
             raise ServiceFull("too many sentences wait")
-        if way == "beams":
-            # One hypothesis alone rarely meets constraints.
-            few = self.constraints and model.beam in (None, 1)
-            options = {"beam": min(_CONSTRAINED_BEAM, model.max_beam) if few else model.beam, **options}
-        elif not options.get("sampling"):
-            if model.is_greedy:
-                options = {name: value for name, value in options.items() if name != "beam"}
-            elif model.beam is not None:
-                options = {"beam": model.beam, **options}
         futures: list[Future[Translation]] = []
         try:
             for number, sentence in enumerate(sentences):
                 drafts = self._drafts(number) if way == "drafts" else []
-                # Of a request with drafts, sentences without any have the model's own drafter.
-                service = model.service(way if drafts or way != "drafts" else "default")
+                service = services[way if drafts or way != "drafts" else "default"]
                 futures.append(
                     service.submit(
                         sentence,
@@ -150,7 +156,7 @@ class TextJob:
                         on_step=None if on_step is None else partial(on_step, number),
                         number=number,
                         return_scores=self.return_scores,
-                        **options,
+                        **self.options,
                     )
                 )
         except BaseException:

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from fairseq_plugins.api import Model
+from fairseq_plugins.api import Model, service
 from fairseq_plugins.api.loading import with_decoder
 from fairseq_plugins.serving import models
 from fairseq_plugins.serving.app import make_app
 from fairseq_plugins.serving.models import ServedModel
 from fairseq_plugins.serving.settings import Settings
+from fairseq_plugins.serving.text import TextJob
 from tests.serving.running import FOLDER, Client, serving
 
 SECRET = "A man is riding a bicycle."
@@ -173,6 +174,44 @@ def test_making_a_service_of_another_way_holds_up_nobody(served: ServedModel, mo
     thread.join()
     assert ended == [True], "it was held up until the wait ran out"
     assert own.decoder("beams") == "fast-beam"
+    own.close()
+
+
+@pytest.mark.parametrize("drafts", [[], ["x"]])
+def test_a_batch_after_one_that_failed_begins_beside_the_event_loop(
+    drafts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a request with drafts, the service of sentences that have none may have failed."""
+    own, begun, may_end = ServedModel(str(FOLDER), threads=1), threading.Event(), threading.Event()
+    own.load()
+    make, ended = service.ContinuousEngine, []
+    job = TextJob(own, drafts=drafts)
+    own.service(job.way)
+    failed = own.service("default")._engines[0]
+
+    def fail(seconds: float) -> None:
+        raise MemoryError
+
+    def slow(*arguments: Any) -> Any:
+        begun.set()
+        ended.append(may_end.wait(60))
+        return make(*arguments)
+
+    monkeypatch.setattr(failed._backend, "take", fail)  # type: ignore[union-attr]
+    monkeypatch.setattr(service, "ContinuousEngine", slow)
+
+    async def serve() -> str:
+        while not failed.is_closed:
+            await asyncio.sleep(0.01)
+        work = asyncio.ensure_future(job.translate(job.cut(["Dogs.\nPeople.\nA man."])))
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        may_end.set()
+        return (await work)[0].text
+
+    text = asyncio.run(serve())
+    assert ended == [True], "the loop was held up until the wait ran out"
+    assert text == "\n".join(own.model.translate(["Dogs.", "People.", "A man."]))
     own.close()
 
 
