@@ -96,7 +96,11 @@ class TaskSession:
     @cached_property
     def max_positions(self) -> tuple[int, int]:
         """Maximum source and target length in tokens, of task and models."""
-        return utils.resolve_max_positions(self.task.max_positions(), *[model.max_positions() for model in self.models])
+        longest = utils.resolve_max_positions(self.task.max_positions(), *[one.max_positions() for one in self.models])
+        if isinstance(longest, dict):  # of fairseq's multilingual_translation: those of each pair of languages
+            longest = longest[f"{self.cfg.task.source_lang}-{self.cfg.task.target_lang}"]
+        found: tuple[int, int] = longest
+        return found
 
     def load(self, subset: str) -> Any:
         """Return the dataset of a subset; see `load_subset`."""
