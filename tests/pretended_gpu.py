@@ -78,6 +78,14 @@ class PretendedGpu(TorchDispatchMode):
         super().__init__()
         self.tape: list[tuple[Callable, tuple, dict, Any]] | None = None
         self.waits = 0
+        self.on: list[torch.device] = []  # devices that were made current, the last one is
+
+    @contextmanager
+    def made_current(self, device: torch.device) -> Iterator[None]:
+        """What `torch.cuda.device` does."""
+        self.on.append(device)
+        yield
+        self.on.pop()
 
     def wait(self, what: str) -> None:
         """The host waits for the device."""
@@ -131,7 +139,8 @@ class PretendedGpu(TorchDispatchMode):
         return wrapped
 
     def launch(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
-        """Run a function of tensors on the host as a kernel."""
+        """Run a function of tensors on the host as a kernel of Triton, which goes to the current device."""
+        assert self.on[-1:] == [CUDA], f"another device is current at {_line()}"
         self._refuse_mixed(function.__name__, list(args))
         result = GpuTensor(_on_host(function, args, {}))
         if self.tape is not None:
@@ -149,6 +158,7 @@ class PretendedGpu(TorchDispatchMode):
 
         Whatever it allocated is lost after every replay, as in memory that graphs share.
         """
+        assert self.on[-1:] == [CUDA], f"another device is current at {_line()}"
         run()
         self.tape = tape = []
         outputs: Outputs = run()
@@ -272,6 +282,7 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]:
         # Tensors of inference mode cannot be subclasses.
         patch.setattr(torch, "inference_mode", lambda mode=True: torch.no_grad() if mode else nullcontext())
         patch.setattr(torch.cuda, "_lazy_init", lambda: None)
+        patch.setattr(torch.cuda, "device", gpu.made_current)
         patch.setattr(F, "scaled_dot_product_attention", attention)
         patch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: tensor.clone())
         patch.setattr(fixed_shapes, "triton_kernels", lambda: kernels)

@@ -38,6 +38,8 @@ class TaskSession:
         self.cuda = torch.cuda.is_available() and not cfg.common.cpu
         if self.cuda and device is not None:
             torch.cuda.set_device(device)
+        # Other threads, and programs that load more models, have another current GPU.
+        self.device = torch.device("cuda", torch.cuda.current_device()) if self.cuda else torch.device("cpu")
         try:
             self.task = tasks.setup_task(cfg.task)
         except ConfigurationError:
@@ -89,7 +91,7 @@ class TaskSession:
             keep_fingerprint(model, model.encoder)
             model.bfloat16()
         if self.cuda:
-            model.cuda()
+            model.cuda(self.device)
         model.prepare_for_inference_(self.cfg)
         return model
 
@@ -115,7 +117,7 @@ class TaskSession:
     def batch(self, dataset: Any, numbers: Sequence[int]) -> dict[str, Any]:
         """Return the fairseq sample of these sentences, on the device."""
         sample = dataset.collater([dataset[number] for number in numbers])
-        return utils.move_to_cuda(sample) if self.cuda else sample
+        return utils.move_to_cuda(sample, self.device) if self.cuda else sample
 
     def batches(self, dataset: Any, numbers: Sequence[int], size: int) -> Iterator[dict[str, Any]]:
         """Yield fairseq samples of `size` of these sentences each, in their order, on the device."""

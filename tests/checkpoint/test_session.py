@@ -1,5 +1,6 @@
 """Sessions of commands: precision of models, unchanged options, prefixes, text."""
 
+import fairseq.utils
 import pytest
 import torch
 
@@ -22,6 +23,21 @@ def test_models_get_the_wanted_precision(corpus: Corpus, options: list[str], nam
     assert precision(session.cfg) == name
     assert {parameter.dtype for model in session.models for parameter in model.parameters()} == {dtype}
     assert not any(model.training for model in session.models)
+
+
+def test_models_and_batches_are_on_the_gpu_of_the_beginning(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is that of a thread, and of the last model that was loaded."""
+    current, moved = [1], []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch.nn.Module, "cuda", lambda module, device=None: moved.append(device))
+    monkeypatch.setattr(fairseq.utils, "move_to_cuda", lambda sample, device=None: moved.append(device))
+    arguments = [str(corpus.data), "--path", str(corpus.verifier)]
+    session = TaskSession(as_config(parse_arguments(generation_parser("test"), arguments)))
+    current[0] = 0
+    assert len(session.models) == 1
+    session.batch(session.load("test"), [0])
+    assert moved == [torch.device("cuda:1")] * 2
 
 
 def test_a_generator_leaves_the_options_as_they_were(corpus: Corpus) -> None:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,13 @@ from fairseq_plugins.decoding.reference.verifier import DrafterIsVerifier
 from fairseq_plugins.errors import ConfigurationError
 
 
+@contextmanager
+def _on(device: torch.device) -> Iterator[None]:
+    """Compute on a device, exactly: Triton's kernels and captures use the current GPU of the thread."""
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext(), exact_arithmetic(device):
+        yield
+
+
 @dataclass
 class TorchBackend:
     """Runs the loop: draft, verify, keep the longest accepted prefix and the verifier's own next token, repeat."""
@@ -32,7 +40,7 @@ class TorchBackend:
     def decode(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> Decoded:
         """Decode a fairseq batch whose outputs begin with `first_token`."""
         batch = self._batch(sample, constraints, first_token)
-        with torch.inference_mode(), exact_arithmetic(batch.state.tokens.device):
+        with torch.inference_mode(), _on(batch.state.tokens.device):
             # Discards each advance at once: it holds scores of the whole vocabulary.
             deque(self._loop(batch), maxlen=0)
         return Decoded(batch.outputs, batch.emitted)
@@ -44,7 +52,7 @@ class TorchBackend:
         batch = self._batch(sample, constraints, first_token)
         advances = self._loop(batch)
         while True:
-            with torch.inference_mode(), exact_arithmetic(batch.state.tokens.device):
+            with torch.inference_mode(), _on(batch.state.tokens.device):
                 advance = next(advances, None)
             if advance is None:
                 return Decoded(batch.outputs, batch.emitted)

@@ -8,7 +8,7 @@ from fairseq_plugins.decoding.reference.captured import graph_capture
 from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs
 from fairseq_plugins.decoding.reference.engine import Engine
 from tests.decoding.methods.test_blockwise import make_blockwise
-from tests.pretended_gpu import moved, pretended_gpu
+from tests.pretended_gpu import CUDA, moved, pretended_gpu
 from tests.support import Options, ids, make_drafter, make_generator, make_sample, make_task, make_transformer
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -73,7 +73,7 @@ def test_ids_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch, name: str, pr
 @pytest.mark.usefixtures("device_guard")
 def test_mixed_devices_waits_and_captures_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     host = torch.ones(3)
-    with pretended_gpu(monkeypatch) as gpu:
+    with pretended_gpu(monkeypatch) as gpu, torch.cuda.device(CUDA):
         on_gpu = moved(torch.ones(3))
         with pytest.raises(RuntimeError, match="same device: add"):
             on_gpu + host
@@ -84,7 +84,7 @@ def test_mixed_devices_waits_and_captures_are_seen(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("device_guard")
 def test_a_graph_runs_again_on_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pretended_gpu(monkeypatch) as gpu:
+    with pretended_gpu(monkeypatch) as gpu, torch.cuda.device(CUDA):
         value, kept = moved(torch.ones(2)), moved(torch.zeros(2))
         replay = gpu.capture(lambda: (kept.copy_(value * 2 + 1), None))
         value.fill_(4)
