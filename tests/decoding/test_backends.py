@@ -1,12 +1,15 @@
 """Choice of the backend, and its reason."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import Backend, choose_backend
+from fairseq_plugins.decoding.gpu import backend as gpu_backend
 from fairseq_plugins.decoding.method import MethodContext
 from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.support import Options, make_drafter, make_task, make_transformer
@@ -55,3 +58,27 @@ def test_refusals_have_reasons() -> None:
     ):
         backend = chosen(how, how.context(models, None, task), trace=trace)
         assert backend.name == "torch" and reason in backend.reason
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({}, None),
+        ({"hip": "6.4"}, "it needs an NVIDIA GPU of compute capability 8.0 or later"),
+        ({"capability": (7, 5)}, "it needs an NVIDIA GPU of compute capability 8.0 or later"),
+        ({"problem": "Triton is not installed; install triton"}, "Triton is not installed; install triton"),
+        ({"triton": "3.5.1"}, "it needs Triton 3.6 or later, and this is 3.5.1"),
+        ({"triton": "3.10.0+git1"}, None),
+    ],
+)
+def test_gpus_that_triton_does_not_serve(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], reason: str | None
+) -> None:
+    given: dict[str, Any] = {"hip": None, "capability": (8, 0), "problem": "", "triton": "3.6.0", **changed}
+    monkeypatch.setattr(torch.version, "hip", given["hip"])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: given["capability"])
+    monkeypatch.setattr(gpu_backend, "triton_problem", lambda: given["problem"])
+    monkeypatch.setattr(gpu_backend, "import_module", lambda name: SimpleNamespace(__version__=given["triton"]))
+    model = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda"))]))
+    context: Any = SimpleNamespace(models=[model])
+    assert gpu_backend.GpuBackend.refusal(object.__new__(gpu_backend.GpuBackend), context) == reason

@@ -1,15 +1,16 @@
 """The backend of the GPU engine: iterations run on the device; the host launches them and learns what has ended."""
 
 import os
-from importlib.util import find_spec
+from importlib import import_module
 
 import torch
 
 from fairseq_plugins.decoding.kernel_backend import KernelBackend
 from fairseq_plugins.decoding.kernel_weights import KernelWeights
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
+from fairseq_plugins.decoding.reference.fixed_shapes import triton_problem
 
-_CAPABILITY = (8, 0)
+_CAPABILITY, _TRITON = (8, 0), (3, 6)
 
 
 class GpuBackend(KernelBackend):
@@ -31,13 +32,17 @@ class GpuBackend(KernelBackend):
         self.reason = "Triton's kernels run all of it on this GPU"
 
     def refusal(self, context: MethodContext) -> str | None:
-        if find_spec("triton") is None:
-            return "Triton is not installed"
         device = next(context.models[0].parameters()).device
-        if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-            return f"the models are on {device.type}"
-        if device.type == "cuda" and torch.cuda.get_device_capability(device) < _CAPABILITY:
-            return f"it needs a GPU of compute capability {_CAPABILITY[0]}.{_CAPABILITY[1]} or later"
+        if device.type != "cuda":
+            return None if os.environ.get("TRITON_INTERPRET") == "1" else f"the models are on {device.type}"
+        if torch.version.hip is not None or torch.cuda.get_device_capability(device) < _CAPABILITY:
+            return f"it needs an NVIDIA GPU of compute capability {_CAPABILITY[0]}.{_CAPABILITY[1]} or later"
+        problem = triton_problem()
+        if problem:
+            return problem
+        version = import_module("triton").__version__
+        if tuple(map(int, version.split(".")[:2])) < _TRITON:
+            return f"it needs Triton {_TRITON[0]}.{_TRITON[1]} or later, and this is {version}"
         return None
 
     def weights(self, context: MethodContext) -> KernelWeights:

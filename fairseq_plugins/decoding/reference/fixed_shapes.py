@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.reference.layout import Chain
 from fairseq_plugins.decoding.reference.rows import padding_last
+from fairseq_plugins.errors import one_line
 from fairseq_plugins.process.output import say
 
 logger = logging.getLogger(__name__)
@@ -31,11 +32,25 @@ ROWS = 32
 SLOTS = 32
 
 
+def triton_problem() -> str:
+    """Return why Triton cannot be used on this GPU, and the remedy; empty if it can."""
+    if find_spec("triton") is None:
+        return "Triton is not installed; install triton"
+    try:
+        # A C compiler makes its interface to the driver, in its cache.
+        import_module("triton").runtime.driver.active.get_current_target()
+    except Exception as error:
+        reason = one_line(error, 200).removesuffix(".")
+        return f"Triton cannot compile ({reason}); it needs gcc, Python's headers, and a TRITON_CACHE_DIR to write to"
+    return ""
+
+
 @functools.cache
 def triton_kernels() -> Any:
-    """Return the module `triton_kernels`; None if Triton is not installed."""
-    if find_spec("triton") is None:
-        logger.warning("half precision: Triton is not installed, so steps take many launches; install triton")
+    """Return the module `triton_kernels`; None if Triton cannot be used."""
+    problem = triton_problem()
+    if problem:
+        logger.warning("half precision: steps take many launches: %s", problem)
         return None
     cache = os.environ.get("TRITON_CACHE_DIR") or Path(os.environ.get("TRITON_HOME") or Path.home(), ".triton/cache")
     if not any(Path(cache).glob("*/_attention.json")):
