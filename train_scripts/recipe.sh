@@ -5,11 +5,12 @@
 # `get_models` downloads the models that trainings start from.
 set -euo pipefail
 
+unset CDPATH # with it, cd goes elsewhere and prints where
 for name in DATA BART; do # named from where the user is
-    if [ -d "${!name:-}" ]; then printf -v "$name" %s "$(cd "${!name}" && pwd)"; fi
+    if [ -d "${!name:-}" ]; then printf -v "$name" %s "$(cd -- "${!name}" && pwd)"; fi
 done
 for name in TEACHER MONO; do
-    if [ -f "${!name:-}" ]; then printf -v "$name" %s "$(realpath "${!name}")"; fi
+    if [ -f "${!name:-}" ]; then printf -v "$name" %s "$(realpath -- "${!name}")"; fi
 done
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export recipe=train_scripts/${script##*/}

@@ -12,6 +12,7 @@
 # command, PYTHONPATH has a substitute for that module (train_scripts/fairseq_build says what it omits), so that the build
 # needs no torch and runs while torch is downloaded. The wheel is kept out of pip's cache, where other projects would find it.
 set -euo pipefail
+unset CDPATH
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 case ${1:-} in

@@ -404,7 +404,12 @@ def test_a_recipe_starts_from_anywhere(clone: Path, tmp_path: Path) -> None:
     assert (clone / "data-bin/x/raw/valid.de").read_text() == "ein zwei\n" * 8
     result = recipe(clone, "multi30k", "--dry-run", folder=tmp_path, **variables, SUBWORDS="gpt2")
     assert f"--gpt2-vocab-bpe '{tmp_path}/my text/vocab.bpe'" in result.stdout
-    (tmp_path / "my text").rename(tmp_path / "mein Täxt's")
+    (tmp_path / "my text").rename(tmp_path / "-text")
+    variables |= {"DATA": "-text", "NAME": "y", "CDPATH": "."}
+    result = recipe(clone, "multi30k", "--only", "text", folder=tmp_path, **variables)
+    assert result.returncode == 0, result.stderr
+    assert (clone / "data-bin/y/origin.txt").read_text() == f"{tmp_path}/-text\n"
+    (tmp_path / "-text").rename(tmp_path / "mein Täxt's")
     variables |= {"DATA": "", "BART": "mein Täxt's", "TEACHER": "mein Täxt's/train.en"}
     result = recipe(clone, "cnn_dm", "--dry-run", folder=tmp_path, **variables)
     model = shlex.quote(f"{tmp_path}/mein Täxt's/model.pt")
