@@ -304,6 +304,8 @@ def test_nodes_of_slurm_train_together() -> None:
         ({"TORCHRUN": "srun -n 2", "GPUS": "2"}, "TORCHRUN=srun -n 2: give the command torchrun"),
         ({"TORCHRUN": "torchrun --nnodes 2", "GPUS": "0"}, "TORCHRUN=torchrun --nnodes 2: .* GPUS above 0"),
         ({"NAME": "a b"}, "NAME=a b: name it with letters"),
+        ({"NAME": ".."}, "NAME=..: name it with letters"),  # would write checkpoints/../README.md
+        ({"NAME": "-x"}, "NAME=-x: name it with letters"),
     ],
 )
 def test_wrong_settings_are_refused(variables: dict[str, str], message: str) -> None:

@@ -49,8 +49,8 @@ def read_settings(variables: Mapping[str, str]) -> Settings:
     s.WORKERS = s.WORKERS or s.SLURM_CPUS_PER_TASK or str(len(os.sched_getaffinity(0)))
     if not s.TORCHRUN and s.GPUS != "0" and int(s.SLURM_JOB_NUM_NODES or "1") > 1:
         s.TORCHRUN = slurm_launcher(s)
-    if not re.fullmatch(r"[\w.-]+", s.NAME):
-        raise RecipeError(f"NAME={s.NAME}: name it with letters, digits, dots and dashes")
+    if not re.fullmatch(r"\w[\w.-]*", s.NAME):
+        raise RecipeError(f"NAME={s.NAME}: name it with letters, digits, dots and dashes, the first a letter or digit")
     if s.BLOCKWISE_HEADS != "0" and not s.blockwise_training:
         none = "this recipe has no options to train them with"
         raise RecipeError(f"BLOCKWISE_HEADS={s.BLOCKWISE_HEADS}: {none}; leave it out")
