@@ -364,6 +364,22 @@ def test_validation_sets_that_fairseq_cannot_use_are_refused(tmp_path: Path, mon
         make_text(s, tmp_path / "raw", find_sets(s))
 
 
+def test_text_that_fairseq_cannot_train_on_is_refused(clone: Path, tmp_path: Path) -> None:
+    """It stops with a traceback if no batch is left."""
+    (tmp_path / "text").mkdir()
+    for name, count in (("train", 9), ("valid", 8), ("test", 1)):
+        for side, line in (("en", "ein zwei drei"), ("de", "eins")):
+            lines = [line if number < 2 else "vier" for number in range(count)]
+            (tmp_path / f"text/{name}.{side}").write_text("\n".join(lines))
+    variables = {**ANYWHERE, "DATA": str(tmp_path / "text"), "NAME": "x", "VOCABULARY": "60", "MAX_RATIO": "1.5"}
+    variables |= {"PYTHONPATH": str(REPOSITORY)}
+    result = recipe(clone, "multi30k", "--only", "text,binarise", **variables)
+    assert result.returncode == 2 and result.stderr == (
+        f"error: {tmp_path}/text: 7 training pairs are left, and fairseq needs at least 8; "
+        "give more text, or leave out MAX_LENGTH=0 and MAX_RATIO=1.5\n"
+    )
+
+
 def test_an_origin_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk, or a kill, would otherwise leave a run that belongs to no text."""
     begun: Any = SimpleNamespace(data=tmp_path, settings=SimpleNamespace(origin="/my text", NAME="x"))

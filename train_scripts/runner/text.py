@@ -180,6 +180,10 @@ def binarise(s: Settings, data: Path, logs: Path) -> None:
     apply_subwords(s, data, [(text / file, part / "text" / file) for file in files])
     limits = f"--languages {s.src} {s.tgt} --max-length {s.MAX_LENGTH} --max-ratio {s.MAX_RATIO}"
     run(f"{TOOL} clean-pairs {part}/text/train {part}/text/clean {limits}")
+    if not is_dry_run() and (kept := (part / f"text/clean.{s.src}").read_bytes().count(b"\n")) < BATCH:
+        too_few = f"{kept} training pairs are left, and fairseq needs at least {BATCH}"
+        remedy = f"give more text, or leave out MAX_LENGTH={s.MAX_LENGTH} and MAX_RATIO={s.MAX_RATIO}"
+        raise RecipeError(f"{s.DATA or s.NAME}: {too_few}; {remedy}")
     sets = f"--trainpref {part}/text/clean --validpref {part}/text/valid --testpref {part}/text/test"
     options = f"--source-lang {s.src} --target-lang {s.tgt} {dictionary} --workers {s.WORKERS} --destdir {part}"
     run(f"fairseq-preprocess {options} {sets}", log=logs / "preprocess.log")
