@@ -145,6 +145,14 @@ def test_subwords_give_back_the_text(tmp_path: Path, kind: str) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "pieces", "text"]
 
 
+def test_too_few_subwords_are_refused(tmp_path: Path) -> None:
+    """sentencepiece needs one for each character."""
+    text = write(tmp_path / "text", ODD_LINES)
+    with error_about("--size", "--size 9: Vocabulary size is smaller than required_chars.* give a larger VOCABULARY"):
+        run("learn-subwords", tmp_path / "model", text, "--kind", "unigram", "--size", 9)
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
+
+
 def test_byte_level_subwords(tmp_path: Path) -> None:
     (tmp_path / "encoder.json").write_text(json.dumps({"a": 7, "b": 8, "ab": 9, "\u0120": 5}))
     (tmp_path / "vocab.bpe").write_text("#version: 0.2\na b\n")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from train_scripts.tools.text import file_pairs, read_lines, write_lines
+from train_scripts.tools.text import file_pairs, read_lines, refuse, write_lines
 
 SMALL = 5000  # a smaller vocabulary includes every character of the text
 
@@ -18,20 +18,27 @@ def learn(model: Path, files: Sequence[Path], *, kind: Literal["bpe", "unigram"]
         files: raw text.
         kind: kind of subwords.
         size: maximum number of subwords; a small corpus has fewer.
+
+    Raises:
+        ConfigurationError: for fewer subwords than the text has characters.
     """
     import sentencepiece
 
-    sentencepiece.SentencePieceTrainer.train(
-        input=[str(file) for file in files],
-        model_prefix=f"{model}.partial",
-        model_type=kind,
-        vocab_size=size,
-        hard_vocab_limit=False,
-        character_coverage=1.0 if size < SMALL else 0.9999,
-        normalization_rule_name="identity",
-        input_sentence_size=1_000_000,
-        shuffle_input_sentence=True,
-    )
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            input=[str(file) for file in files],
+            model_prefix=f"{model}.partial",
+            model_type=kind,
+            vocab_size=size,
+            hard_vocab_limit=False,
+            character_coverage=1.0 if size < SMALL else 0.9999,
+            normalization_rule_name="identity",
+            input_sentence_size=1_000_000,
+            shuffle_input_sentence=True,
+        )
+    except RuntimeError as error:
+        reason = str(error).rpartition("] ")[2].partition(". Increase")[0]
+        refuse("--size", size, reason, "give a larger VOCABULARY")
     os.remove(f"{model}.partial.vocab")
     os.replace(f"{model}.partial.model", model)
 
