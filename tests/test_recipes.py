@@ -181,6 +181,8 @@ def test_recipe(checkout: Path, programs: Path, bart: Path, recipe: str) -> None
     if recipe == "multi30k":
         second = run(checkout, recipe, programs=programs, **variables)
         assert second.returncode == 0 and "[....]" not in second.stdout
+        os.utime(results / "test")  # measured again
+        assert "[done] write the model card" in run(checkout, recipe, programs=programs, **variables).stdout
         _translates_what_is_typed(card, checkout, programs)
         _goes_on(name, checkout, programs, variables)
 
