@@ -37,6 +37,8 @@ def learn(model: Path, files: Sequence[Path], *, kind: Literal["bpe", "unigram"]
             shuffle_input_sentence=True,
         )
     except RuntimeError as error:
+        if "smaller than required_chars" not in str(error):
+            raise
         reason = str(error).rpartition("] ")[2].partition(". Increase")[0]
         refuse("--size", size, reason, "give a larger VOCABULARY")
     os.remove(f"{model}.partial.vocab")
