@@ -397,6 +397,10 @@ def test_an_origin_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     begun.settings.origin = "/another"
     with pytest.raises(RecipeError, match="NAME=x: its text is /my text, not /another; continue with that one, "):
         Recipe.check_origin(begun)
+    with pytest.raises(RecipeError, match=f", write /another into {tmp_path}/origin.txt if it is the same, moved, "):
+        Recipe.check_origin(begun)
+    (tmp_path / "origin.txt").write_text("/another\n")
+    Recipe.check_origin(begun)
 
 
 ANYWHERE = {"GPUS": "0", "PYTHONPATH": ""}

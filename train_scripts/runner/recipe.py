@@ -126,7 +126,8 @@ class Recipe:
             partial.rename(file)
         if (before := file.read_text(encoding="utf-8").rstrip("\n")) != origin:
             folders = f"{self.data}, {self.models} and {self.results}"
-            remedy = f"continue with that one, choose another NAME, or remove {folders}"
+            moved = f"write {origin} into {file} if it is the same, moved"
+            remedy = f"continue with that one, {moved}, choose another NAME, or remove {folders}"
             raise RecipeError(f"NAME={self.settings.NAME}: its text is {before}, not {origin}; {remedy}")
 
     def check_second_round(self) -> None:
