@@ -7,7 +7,9 @@ set -euo pipefail
 
 unset CDPATH # with it, cd goes elsewhere and prints where
 for name in DATA BART; do # named from where the user is
-    if [ -d "${!name:-}" ]; then printf -v "$name" %s "$(cd -- "${!name}" && pwd)"; fi
+    [ -d "${!name:-}" ] || continue
+    folder=$(cd -- "${!name}" 2>/dev/null && pwd) || { printf 'error: %s=%s: cannot be read; make it readable\n' "$name" "${!name}" >&2; exit 2; }
+    printf -v "$name" %s "$folder"
 done
 for name in TEACHER MONO; do
     if [ -f "${!name:-}" ]; then printf -v "$name" %s "$(realpath -- "${!name}")"; fi

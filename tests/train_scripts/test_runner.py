@@ -438,6 +438,16 @@ def test_a_recipe_starts_from_anywhere(clone: Path, tmp_path: Path) -> None:
     assert f"--finetune-from-model {model} " in result.stdout, result.stderr
 
 
+def test_a_folder_that_cannot_be_read_is_not_left_out(clone: Path, tmp_path: Path) -> None:
+    """The recipe would train on its download."""
+    (tmp_path / "text").mkdir(mode=0)
+    as_user = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    command = [*as_user, "bash", str(clone / "train_scripts/multi30k.sh"), "--dry-run"]
+    variables = {**environment(), "DATA": "text", "NAME": "x"}
+    result = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (2, "error: DATA=text: cannot be read; make it readable\n")
+
+
 def test_slurm_runs_a_copy_of_the_recipe(clone: Path, tmp_path: Path) -> None:
     """scontrol knows which file it is, whatever folder the job was sent from."""
     copy, programs = tmp_path / "spool/train_scripts/slurm_script.sh", tmp_path / "programs"
