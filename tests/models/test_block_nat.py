@@ -85,6 +85,19 @@ def test_source_copy_by_hand() -> None:
             torch.testing.assert_close(fed[row, column], model.decoder.mask_vector + weights @ words)
 
 
+@torch.no_grad()
+def test_source_copy_does_not_depend_on_other_sources() -> None:
+    """Also of positions beyond the table, which has a fixed length."""
+    task = make_task(30)
+    model = make_drafter(task, 1, src_embedding_copy=True, max_target_positions=4)
+    fed = []
+    for lengths in ([2], [2, 9]):
+        encoder_out = model.encoder(**make_sample(task, lengths)["net_input"])
+        fed.append(model.decoder.mask_vectors(torch.tensor([[1, 3, 7]]), encoder_out)[0])
+    torch.testing.assert_close(fed[0], fed[1])
+    assert torch.equal(fed[0][1], fed[0][2]) and not torch.equal(fed[0][0], fed[0][1])
+
+
 def test_shared_encoder_is_frozen_and_not_in_the_checkpoint() -> None:
     task = make_task(30)
     verifier = make_transformer(task, 0)

@@ -111,8 +111,8 @@ class BlockNatDecoder(TransformerDecoder):
         if self.copy_attention is None:
             return self.mask_vector
         source = encoder_out["encoder_embedding"][0]
-        # Independent of the values of `positions`, to avoid a synchronisation.
-        table = position_table(self, max(self.max_positions(), positions.size(1), source.size(1)))
+        # Of a fixed size, so that embeddings do not depend on the length of other sources.
+        table = position_table(self, self.max_positions())
         assert table is not None
         queried = table[positions.clamp(max=table.size(0) - 1)]
         query = linear(queried, self.copy_attention.weight, self.copy_attention.bias)

@@ -78,12 +78,12 @@ def test_kernels_choose_the_same_path_as_pytorch(
     min_len: int,
     seed: int,
 ) -> None:
-    """All drafts are accepted and in the output. Masks may copy the source, also beyond a learned table's end."""
+    """All drafts are accepted and in the output. Masks may copy the source, also beyond a table's end."""
     task = make_task(vocabulary)
     verifier = make_transformer(task, seed)
     reads = {"drafter_context": kind} if kind == "features" else {"drafter_attention": kind}
     sizes = {"transition_rank": rank, "transition_state": state if rank else 0}
-    positions = {"decoder_learned_pos": learned, "max_target_positions": 12 if learned else 64}
+    positions = {"decoder_learned_pos": learned, "max_target_positions": 12}
     drafter = make_drafter(task, seed + 1, verifier=verifier, src_embedding_copy=copies, **positions, **sizes, **reads)
     torch.nn.init.normal_(drafter.decoder.mask_vector)
     drafter.decoder.target_counts[:] = torch.arange(vocabulary) + 1
