@@ -107,7 +107,7 @@ def make_app(models: list[ServedModel], settings: Settings) -> FastAPI:
         app.add_middleware(CORSMiddleware, allow_origins=settings.origins, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_bytes)
     paths = frozenset(["/", *app.openapi()["paths"]])
-    app.add_middleware(Accounting, metrics=server.metrics, answer=_answer, paths=paths)
+    app.add_middleware(Accounting, metrics=server.metrics, answer=_answer, paths=paths, max_bytes=settings.max_bytes)
     return app
 
 
@@ -177,6 +177,8 @@ def _answer(request: Request, error: Exception) -> Response:
         place = ".".join(places)
         if first["type"] == "json_invalid":
             place, message = "", f"not JSON: {first['ctx']['error']}"
+        elif not places:
+            message = "no object; send JSON with Content-Type: application/json"
         error = RequestError(400, f"{place or 'the body'}: {message}")
     if not isinstance(error, HTTPException):
         known = as_request_error(error)

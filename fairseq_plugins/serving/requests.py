@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from anyio import BrokenResourceError
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fairseq_plugins.api.results import CallStatistics
-from fairseq_plugins.serving.errors import Gone
+from fairseq_plugins.serving.errors import Gone, RequestError
 from fairseq_plugins.serving.metrics import Metrics
 from fairseq_plugins.serving.text import Result
 
@@ -51,10 +52,14 @@ def count(request: Request, results: Iterable[Result]) -> None:
 
 
 class Accounting:
-    """ASGI middleware: answers errors, logs a line for each request, and counts it; metrics name these `paths` only."""
+    """ASGI middleware: answers errors, logs a line for each request, and counts it.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, answer: Answer, paths: frozenset[str]) -> None:
+    Metrics name these `paths` only. A body may have `max_bytes`.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, answer: Answer, paths: frozenset[str], max_bytes: int) -> None:
         self.app, self.metrics, self.answer, self.paths = app, metrics, answer, paths
+        self.max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -69,9 +74,12 @@ class Accounting:
                 status = message["status"]
             await send(message)
 
+        # HEAD is answered as GET; uvicorn leaves the body out.
+        handled = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         try:
+            self._check_size(scope)
             try:
-                await self.app(scope, receive, watched_send)
+                await self.app(handled, receive, watched_send)
             except* BrokenResourceError:  # of a stream of fastapi (its discussion 15725)
                 account.outcome = "client left"
         except Exception as error:
@@ -86,6 +94,13 @@ class Accounting:
             if account.total.sentences:
                 self.metrics.count(account.model, account.total)
             logger.info(_line(scope, status, seconds, account))
+
+    def _check_size(self, scope: Scope) -> None:
+        """Raise RequestError for a Content-Length that is too long: starlette's limit answers with plain text."""
+        length = Headers(scope=scope).get("content-length", "")
+        if length.isdecimal() and int(length) > self.max_bytes:
+            problem = f"the body has {length} bytes, and may have {self.max_bytes}"
+            raise RequestError(413, f"{problem}; send less at a time")
 
 
 def _line(scope: Scope, status: int, seconds: float, account: Account) -> str:

@@ -49,7 +49,7 @@ class Client:
         finally:
             connection.close()
         is_json = "json" in response.headers.get("Content-Type", "")
-        return response.status, dict(response.headers), json.loads(text) if is_json else text
+        return response.status, dict(response.headers), json.loads(text) if is_json and text else text
 
     def post(self, path: str, body: Any = None, **more: Any) -> Any:
         """Return the answer's body; the status must be 200."""

@@ -47,6 +47,20 @@ def test_health_readiness_and_metrics(client: Client) -> None:
     assert 'spec_dec_model_ready{model="en-fr"} 0.0' in metrics and 'model="-"' not in metrics
 
 
+def test_head_answers_as_get(client: Client) -> None:
+    """Some balancers check with it."""
+    for path in ("/health", "/ready", "/", "/translate", "/none"):
+        status, headers, body = client.ask("HEAD", path)
+        expected, *_ = answer = client.ask("GET", path)
+        assert (status, headers.get("content-length")) == (expected, answer[1].get("content-length")) and not body
+
+
+def test_a_body_that_is_too_long_is_an_error_in_json(client: Client) -> None:
+    status, _, answer = client.ask("POST", "/translate", b"a" * 200_000)
+    message = "the body has 200000 bytes, and may have 161536; send less at a time"
+    assert (status, answer) == (413, {"error": message})
+
+
 def test_sites_of_allowed_origins_only(client: Client) -> None:
     asked = {"q": "People", "target": "de"}
     for origin, is_allowed in (("https://example.org", True), ("https://other.org", False)):

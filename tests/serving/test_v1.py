@@ -166,6 +166,9 @@ def test_many_wrong_values_are_one_error(changes: dict[str, Any]) -> None:
 def test_a_body_that_is_no_json(client: Client) -> None:
     status, _, answer = client.ask("POST", "/v1/translate", b"{nope", Content_Type="application/json")
     assert (status, answer["error"][:19]) == (400, "the body: not JSON:")
+    for kind in ("application/x-www-form-urlencoded", "text/plain"):  # the first is that of `curl -d`
+        status, _, answer = client.ask("POST", "/v1/translate", b'{"text": "x", "target": "de"}', Content_Type=kind)
+        assert status == 400 and answer["error"].endswith("send JSON with Content-Type: application/json")
 
 
 @pytest.mark.parametrize("text", [FIRST, "", " "])
