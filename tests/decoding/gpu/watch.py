@@ -2,7 +2,8 @@
 
 An access is wrong if it is out of bounds; if another program of the launch writes there, unless both write the same;
 and if the program itself has read or written there before without a barrier, since its warps are not in step. With
-programmatic dependent launch, a program waits before it writes and before it reads what the launch before has written.
+programmatic dependent launch, a program waits before it writes and before it reads what the launch before has written,
+and reads what earlier ones have written past the first-level cache until then.
 """
 
 import inspect
@@ -11,6 +12,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from triton._C.libtriton.ir import CACHE_MODIFIER
 from triton.runtime import interpreter
 
 from fairseq_plugins.decoding.gpu import runner
@@ -23,6 +25,7 @@ class _Memory:
     """When each number of a storage was read and written."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.storage = storage  # kept, so that no other takes its address
         self.begin, self.end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
         self.written, self.first_read, self.last_read = np.zeros((3, storage.nbytes() // _CELL), np.int64)
 
@@ -55,9 +58,9 @@ class Watch:
             self._begin_program(place)
             begin(own, *place)
 
-        def watched_load(own: Any, pointers: Any, mask: Any, *others: Any) -> Any:
-            self._read(pointers.data[mask.data])
-            return load(own, pointers, mask, *others)
+        def watched_load(own: Any, pointers: Any, mask: Any, other: Any, cache: Any, *how: Any) -> Any:
+            self._read(pointers.data[mask.data], cache == CACHE_MODIFIER.CG)
+            return load(own, pointers, mask, other, cache, *how)
 
         def watched_store(own: Any, pointers: Any, value: Any, mask: Any, *others: Any) -> Any:
             self._write(pointers.data[mask.data], value.data[mask.data])
@@ -110,7 +113,7 @@ class Watch:
 
     # -------------------------------------------------------------------------------------------------- accesses
 
-    def _read(self, addresses: np.ndarray) -> None:
+    def _read(self, addresses: np.ndarray, is_past_cache: bool) -> None:
         if not addresses.size:
             return
         memory, cells = self._cells(addresses)
@@ -119,6 +122,8 @@ class Watch:
         self._refuse(self._has_warps & (written == self._moment), "reads what it has written, without a barrier")
         is_new = (written >= self._launch_before) & (written < self._launch)
         self._refuse(~np.bool_(self._has_waited) & is_new, "reads before it waits")
+        is_old = np.bool_(not self._has_waited and not is_past_cache) & (written > 0)
+        self._refuse(is_old, "reads from a cache before it waits")
         first = memory.first_read[cells]
         memory.first_read[cells] = np.where(first < self._launch, self._moment, first)
         memory.last_read[cells] = self._moment

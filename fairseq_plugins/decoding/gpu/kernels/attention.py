@@ -63,9 +63,9 @@ def attend(
         first = tl.program_id(2) * PART
     dim = tl.arange(0, HEAD)
     is_dim = dim < head_width
-    is_idle = tl.load(active + sentence) <= tl.min(offset)
+    is_idle = tl.load(active + sentence, cache_modifier=".cg") <= tl.min(offset)
     if CROSS:
-        last = tl.load(last_visible + sentence).to(tl.int32)
+        last = tl.load(last_visible + sentence, cache_modifier=".cg").to(tl.int32)
         is_idle = is_idle | (first > last)
     if is_idle:
         wait(PDL)
@@ -173,7 +173,7 @@ def join_parts(
     head = tl.program_id(1)
     dim = tl.arange(0, HEAD)
     is_dim = dim < head_width
-    if tl.load(active + sentence) <= tl.min(offset):
+    if tl.load(active + sentence, cache_modifier=".cg") <= tl.min(offset):
         wait(PDL)
         return
     output = tl.program_id(2) * OUTPUTS + tl.arange(0, OUTPUTS)

@@ -36,7 +36,7 @@ def best_continuations(
 ):
     """Merge the sorted lists of a row's tiles; of equal scores, the lower tokens are taken first. Grid: rows."""
     row = tl.program_id(0)
-    live = tl.load(batch.active + row // BEAM)
+    live = tl.load(batch.active + row // BEAM, cache_modifier=".cg")
     wait(PDL)
     if live == 0:
         return

@@ -6,7 +6,8 @@ order by the next kernel, so the bits of a row depend on nothing but the row.
 
 Weights, norms and biases are loaded before `gdc_wait` (programmatic dependent launch): they travel while the kernel
 before still runs. What a kernel may read before it waits: constants, and what was written two launches earlier, since
-the kernel before has waited for that. So every program waits, even one that has nothing to do.
+the kernel before has waited for that. So every program waits, even one that has nothing to do. What is no constant is
+loaded with ".cg", past the first-level cache: it may hold what was there earlier, and only the wait clears it for sure.
 """
 
 import triton
@@ -54,7 +55,7 @@ def best_of(values, axis: tl.constexpr, count):
 @triton.jit
 def is_live(active, row, rows, per_sentence):
     """Return whether one of these rows is needed: `active` has the number of the first rows that are, by sentence."""
-    needed = tl.load(active + row // per_sentence, mask=row < rows, other=0)
+    needed = tl.load(active + row // per_sentence, mask=row < rows, other=0, cache_modifier=".cg")
     return tl.max((row % per_sentence < needed).to(tl.int32), 0) > 0
 
 

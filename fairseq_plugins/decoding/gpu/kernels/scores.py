@@ -159,7 +159,7 @@ def best_tokens(
 ):
     """Reduce the tiles of a row. Grid: rows."""
     row = tl.program_id(0)
-    needed = tl.load(active + row // per_sentence)
+    needed = tl.load(active + row // per_sentence, cache_modifier=".cg")
     wait(PDL)
     if row % per_sentence >= needed:
         return
