@@ -11,10 +11,11 @@ _FORMAT = 7
 
 
 def is_hugging_face(folder: Path) -> bool:
-    """Return whether a folder has a model in Hugging Face's format, and none as `load` reads it."""
+    """Return whether a folder has a model or adapter in Hugging Face's format, and no model as `load` reads it."""
     # transformers' trainer writes optimizer.pt and scheduler.pt.
     ours = (folder / name for name in ("verifier.pt", "blockwise.pt"))
-    return (folder / "config.json").is_file() and not any(file.is_file() for file in ours)
+    theirs = (folder / name for name in ("config.json", "adapter_config.json"))
+    return any(file.is_file() for file in theirs) and not any(file.is_file() for file in ours)
 
 
 def converted(folder: Path) -> Path:

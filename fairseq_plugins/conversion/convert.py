@@ -27,7 +27,7 @@ from fairseq_plugins.conversion.weights import fairseq_weights, read_weights
 from fairseq_plugins.errors import ConfigurationError, one_line
 from fairseq_plugins.process.output import quiet_fairseq
 from fairseq_plugins.shared.checksums import write_sums
-from fairseq_plugins.shared.files import missing_folder, new_folder, write_atomically
+from fairseq_plugins.shared.files import first_of, missing_folder, new_folder, write_atomically
 from fairseq_plugins.shared.parsing import as_config
 
 # Largest share of the subword model's pieces that the vocabulary may lack. Trained vocabularies lack a few.
@@ -51,6 +51,11 @@ def convert(source: Path, target: Path, ignored: Collection[str] = ()) -> None:
         raise missing_folder(None, source, "one that save_pretrained wrote")
     if os.path.lexists(target):
         raise ConfigurationError(None, target, "exists already", "give another folder")
+    adapter = first_of(source, "adapter_config.json")
+    if adapter is not None:
+        problem = "is of an adapter (PEFT), which the output would lack"
+        remedy = "merge it into its model with merge_and_unload, and save that into a folder without it"
+        raise ConfigurationError(None, adapter, problem, remedy)
     config = Config(source)
     bpe = byte_level_bpe(source)
     vocabulary = Vocabulary(source, config, bpe)

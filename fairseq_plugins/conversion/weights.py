@@ -35,7 +35,7 @@ class _Index(TypedDict):
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Return all tensors of model.safetensors, else of pytorch_model.bin, or of the files that their index lists.
 
-    Raises ConfigurationError for a missing or truncated file, and for integers and NaN.
+    Raises ConfigurationError for a missing or truncated file, and for integers, float8, infinity and NaN.
     """
     index = first_of(folder, *_FILES)  # in transformers' order
     names = [_FILES[0] if index is None else index.name]
@@ -50,8 +50,13 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             raise ConfigurationError(None, folder / name, "no such file", remedy)
         weights |= _read_pickle(file) if file.suffix == ".bin" else _read_safetensors(file)
     for name, value in weights.items():
-        if not value.is_floating_point() or value.isnan().any():
-            found = "NaN" if value.is_floating_point() else f"values of {value.dtype}"
+        if not value.is_floating_point() or value.itemsize < 2:  # int8, or float8, whose scales are other tensors
+            found = f"values of {value.dtype}"
+        elif not value.isfinite().all():
+            found = "NaN" if value.isnan().any() else "infinity"
+        else:
+            found = None
+        if found is not None:
             problem = f"its tensor {name} has {found} in place of real numbers"
             raise ConfigurationError(None, folder, problem, "copy the model again, or save it without quantization")
     return weights

@@ -130,6 +130,11 @@ CRAFTED: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "pickle of a list": ("marian", lambda to: with_pickle(to, [1]), "has more than weights"),
     "integers": ("marian", lambda to: with_tensors(to, torch.Tensor.int), "values of torch.int32 in place of real"),
     "NaN": ("marian", lambda to: with_tensors(to, lambda value: value * torch.nan), "NaN in place of real numbers"),
+    "overflow": ("nllb", lambda to: with_tensors(to, lambda value: (value * 1e30).half()), "infinity in place of real"),
+    "float8": ("nllb", lambda to: with_tensors(to, lambda value: value.to(torch.float8_e4m3fn)),
+               "values of torch.float8_e4m3fn in place of real numbers; .* save it without quantization"),
+    "adapter": ("nllb", lambda to: (to / "adapter_config.json").write_text("{}"),
+                "adapter_config.json: is of an adapter .PEFT., which the output would lack; merge it into its model"),
     "names": ("marian", lambda to: with_names(to, "0.fc2.bias", "0.fc2.b"), 'Missing key.*"encoder.layers.0.fc2.bias'),
     "names of positions": ("bart", lambda to: with_names(to, "positions.weight", "positions.bias"), "unknown tensor"),
     "width": ("marian", lambda to: with_json(to, "config.json", lambda v: v.update(d_model=2**16)),
@@ -167,6 +172,13 @@ def test_crafted_folders(case: str, folders: dict[str, Path], tmp_path: Path) ->
     with refused(f"^(?!.*out.partial).*{tmp_path}/hf.*{error}"):
         convert(tmp_path / "hf", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_load_refuses_an_adapter(tmp_path: Path) -> None:
+    """Whose folder has no config.json."""
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with refused("adapter_config.json: is of an adapter"):
+        fairseq_plugins.load(tmp_path, device="cpu")
 
 
 READ = ("config.json", "generation_config.json", "model.safetensors", "source.spm", "tokenizer_config.json",
