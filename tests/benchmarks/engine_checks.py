@@ -8,7 +8,7 @@ from unittest import mock
 from fairseq_plugins.benchmarks.contenders import CONTENDERS
 from fairseq_plugins.benchmarks.gpu_check import engine, random_models
 from fairseq_plugins.benchmarks.gpu_check.environment import Environment
-from fairseq_plugins.benchmarks.gpu_check.report import PASSED
+from fairseq_plugins.benchmarks.gpu_check.report import FAILED, PASSED
 from tests.support import both_sides
 
 _SMALLEST = both_sides(layers=1, embed_dim=16, ffn_embed_dim=16, attention_heads=1)
@@ -31,6 +31,12 @@ def check_engine() -> None:
         with mock.patch.object(engine, "NAMES", ("fast-beam",)):
             outcome = engine.ids(env)
             assert outcome.state == PASSED and len(outcome.rows) == 6, outcome
+            # Where outputs differ, the row has those without each suspect.
+            with mock.patch.object(engine, "same_ids", lambda ours, theirs: 1):
+                outcome = engine.ids(env)
+            assert outcome.state == FAILED, outcome
+            for title in engine.SUSPECTS:
+                assert title in outcome.rows[1][3], outcome
         few = [contender for contender in CONTENDERS if contender.name in ("greedy", "iad", "fast-beam")]
         with mock.patch.object(engine, "CONTENDERS", few):
             outcome = engine.all_decoders(env)

@@ -59,17 +59,19 @@ class Variant:
     Attributes:
         ahead: iterations in flight; None for the usual.
         depends: whether launches overlap (programmatic dependent launch).
+        replays: whether graphs are replayed; otherwise every kernel is launched.
         tiles: fields of `runner.Tiles` that differ.
     """
 
     ahead: int | None = None
     depends: bool = True
+    replays: bool = True
     tiles: tuple[tuple[str, int], ...] = ()
 
     @contextmanager
     def used(self) -> Iterator[None]:
         """Use these settings for the generators that decode first inside."""
-        from fairseq_plugins.decoding.gpu import host_loop, runner
+        from fairseq_plugins.decoding.gpu import graphs, host_loop, runner
 
         usual = runner.Tiles.of
 
@@ -82,6 +84,8 @@ class Variant:
                 changes.enter_context(mock.patch.object(host_loop, "AHEAD", self.ahead))
             if not self.depends:
                 changes.enter_context(mock.patch.object(runner, "uses_dependent_launch", lambda device: False))
+            if not self.replays:
+                changes.enter_context(mock.patch.object(graphs.Replayed, "__call__", lambda graph: graph.launch()))
             yield
 
 
@@ -96,6 +100,12 @@ VARIANTS = {
     "4 warps a program": Variant(tiles=(("warps", 4),)),
     "output projection in 1 part": Variant(tiles=(("out_tiles", 1),)),
     "output projection in 8 parts": Variant(tiles=(("out_tiles", 8),)),
+}
+# What may be at fault where ids or bits differ.
+SUSPECTS = {
+    "without dependent launch": Variant(depends=False),
+    "without graphs": Variant(replays=False),
+    "one iteration at a time": Variant(ahead=1),
 }
 
 
@@ -145,30 +155,34 @@ def runs(env: Environment) -> Outcome:
 
 
 def ids(env: Environment) -> Outcome:
-    """Compare models: fp32 with fairseq's searches, fp16 and bf16 bit by bit with `greedy` at batch 1."""
-    rows, good = [["model", "decoder", "batch", "identical", "largest difference"]], True
+    """Compare models: fp32 with fairseq's searches, fp16 and bf16 bit by bit with `greedy` at batch 1.
+
+    The first row of a precision that differs also has the result without each suspect.
+    """
+    rows = [["model", "decoder", "batch", "identical", "largest difference"]]
+    wrong: set[str] = set()  # precisions
     for folder, bench in _benches(env, "fp32"):
         for name in NAMES:
             ours = _BY_NAME[name]
             expected = decode(bench, bench.generator(_BY_NAME[ours.reference]), bench.order, 32)
             for size in env.sizes:
-                cells, is_right = _compared(bench, ours, expected, size, None)
+                cells, is_right = _compared(bench, ours, expected, size, None, "fp32" not in wrong)
                 rows.append([folder, f"{name} fp32", str(size), *cells])
-                good &= is_right
+                wrong |= set() if is_right else {"fp32"}
     for precision in ("fp16", "bf16"):
         for folder, bench in _benches(env, precision):
             with triton_engine():
                 expected = decode(bench, bench.generator(_BY_NAME["greedy"]), bench.order, 1)
             for name in ("greedy", "gad"):
                 for size in env.sizes:
-                    cells, is_right = _compared(bench, _BY_NAME[name], expected, size, 0.0)
+                    cells, is_right = _compared(bench, _BY_NAME[name], expected, size, 0.0, precision not in wrong)
                     rows.append([folder, f"{name} {precision}", str(size), *cells])
-                    good &= is_right
-    return passed_if(good, "all identical" if good else "ids or bits differ", rows=rows)
+                    wrong |= set() if is_right else {precision}
+    return passed_if(not wrong, "ids or bits differ" if wrong else "all identical", rows=rows)
 
 
 def _compared(
-    bench: Bench, contender: Contender, expected: Generated, size: int, allowed: float | None
+    bench: Bench, contender: Contender, expected: Generated, size: int, allowed: float | None, explains: bool
 ) -> tuple[list[str], bool]:
     """Return the cells of a row, and whether ids are equal and scores at most `allowed` apart (None: any)."""
     with triton_engine():
@@ -181,8 +195,14 @@ def _compared(
                 before = captured
     same, difference = same_ids(output, expected), largest_difference(output, expected)
     is_right = same == len(expected) and captured == before and (allowed is None or difference <= allowed)
-    graphs = "" if captured == before else f", {captured - before} graphs captured late"
-    return [f"{same} of {len(expected)}{graphs}", f"{difference:.1e}"], is_right
+    notes = [f"{same} of {len(expected)}"]
+    if captured != before:
+        notes.append(f"{captured - before} graphs captured late")
+    for title, suspect in SUSPECTS.items() if explains and not is_right else ():
+        with triton_engine(), suspect.used():
+            output = decode(bench, bench.generator(contender), bench.order, size)
+        notes.append(f"{same_ids(output, expected)} ({largest_difference(output, expected):.1e}) {title}")
+    return [", ".join(notes), f"{difference:.1e}"], is_right
 
 
 def _captured(generator: Any) -> int:
