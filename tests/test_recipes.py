@@ -331,6 +331,15 @@ def test_downloads_are_checked(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     (tmp_path / "out.partial").unlink()
     assert fetch("5").returncode == 0 and (tmp_path / "out").read_text() == "not found"
+    # An archive that was half unpacked is unpacked anew.
+    (tmp_path / "downloads/bart").mkdir(parents=True)
+    (tmp_path / "downloads/bart/model.pt").write_text("whole")
+    subprocess.run("tar -czf bart.tar.gz bart && rm -r bart", shell=True, check=True, cwd=tmp_path / "downloads")
+    half = shell('tar() { mkdir -p "$4/bart"; echo half >"$4/bart/model.pt"; return 1; }; unpack bart')
+    assert half.returncode == 1 and not (tmp_path / "downloads/bart/model.pt").exists()
+    assert shell("unpack bart; unpack bart").returncode == 0
+    assert (tmp_path / "downloads/bart/model.pt").read_text() == "whole"
+    assert [path.name for path in sorted((tmp_path / "downloads").iterdir())] == ["bart", "bart.tar.gz"]
     offline = shell("sacrebleu() { echo no network >&2; return 1; }; from_sacrebleu wmt13 en-de src text")
     message = "sacrebleu --test-set wmt13: could not be downloaded; see above, or give local text with DATA=folder"
     assert (offline.returncode, offline.stderr) == (2, f"no network\nerror: {message}\n")

@@ -58,9 +58,7 @@ get_models() {
     local url=https://dl.fbaipublicfiles.com/fairseq model
     fetch $url/models/bart.base.tar.gz downloads/bart.base.tar.gz 200000000
     fetch $url/models/bart.large.cnn.tar.gz downloads/bart.large.cnn.tar.gz 1000000000
-    for model in bart.base bart.large.cnn; do
-        if [ ! -e downloads/$model/model.pt ]; then perform tar -xzf downloads/$model.tar.gz -C downloads; fi
-    done
+    for model in bart.base bart.large.cnn; do unpack $model; done
     fetch $url/gpt2_bpe/encoder.json "$BART/encoder.json" 1000000
     fetch $url/gpt2_bpe/vocab.bpe "$BART/vocab.bpe" 400000
 }

@@ -17,6 +17,16 @@ fetch() {
     perform mv "$2.partial" "$2"
 }
 
+# unpack FOLDER: unpack downloads/FOLDER.tar.gz unless the model in it is there.
+unpack() {
+    local part=downloads/$1.partial
+    if [ -e "downloads/$1/model.pt" ]; then return; fi
+    perform mkdir -p "$part" "downloads/$1"
+    perform tar -xzf "downloads/$1.tar.gz" -C "$part"
+    perform mv "$part/$1"/* "downloads/$1"
+    perform rm -r "$part"
+}
+
 # from_archives OUT ARCHIVE:MEMBER...: concatenate members of archives (tar, or zip by file name) and clean the text.
 from_archives() {
     local item

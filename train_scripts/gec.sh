@@ -63,7 +63,7 @@ get_models() {
     local url=https://dl.fbaipublicfiles.com/fairseq
     if [ "$BART" = downloads/bart.large ]; then
         fetch $url/models/bart.large.tar.gz downloads/bart.large.tar.gz 500000000
-        if [ ! -e "$BART/model.pt" ]; then perform tar -xzf downloads/bart.large.tar.gz -C downloads; fi
+        unpack bart.large
         fetch $url/gpt2_bpe/encoder.json "$BART/encoder.json" 1000000
         fetch $url/gpt2_bpe/vocab.bpe "$BART/vocab.bpe" 400000
     fi

@@ -19,7 +19,12 @@ if [ "$SHAPE" = base ]; then
     : "${VERIFIER_UPDATES:=3200}" "${VERIFIER_TOKENS:=1024}" "${VERIFIER_LR:=0.0008}" "${VERIFIER_DROPOUT:=0.15}"
     : "${WARMUP_UPDATES:=400}" "${SAVE_INTERVAL_UPDATES:=200}" "${DRAFTER_UPDATES:=2000}"
     : "${DRAFTER_LAYERS:=2}" "${DRAFTER_OPTIONS:=--feature-layers 0,3,6 --transition-rank 64 --transition-state 64 --transition-dropout 0.1}"
-    get_models() { [ -e "data-bin/$NAME/subwords.model" ] || perform cp "${TEACHER%/*}/subwords.model" "data-bin/$NAME"; }
+    get_models() {
+        local model=data-bin/$NAME/subwords.model
+        if [ -e "$model" ]; then return; fi
+        perform cp "${TEACHER%/*}/subwords.model" "$model.partial"
+        perform mv "$model.partial" "$model"
+    }
 fi
 : "${NAME:=multi30k.en-de}"
 src=en tgt=de LANGUAGE_OF_TARGET=de
