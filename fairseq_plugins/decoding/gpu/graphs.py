@@ -1,12 +1,10 @@
 """Launches that are captured once as a CUDA graph and replayed; without a GPU, functions that are called."""
 
-import threading
 from collections.abc import Callable
 
 import torch
 
-# One capture at a time: it begins by synchronising the device, which is forbidden while another thread captures.
-_capturing = threading.Lock()
+from fairseq_plugins.decoding.reference.captured.graph_capture import capturing
 
 
 class Replayed:
@@ -26,7 +24,7 @@ class Replayed:
         side.wait_stream(main)
         self.graph = torch.cuda.CUDAGraph()
         # The current device is that of the stream. Stream and device are restored even if a capture fails.
-        with _capturing, torch.cuda.stream(side):
+        with capturing, torch.cuda.stream(side):
             launch()
             # Other threads may use the device meanwhile.
             with torch.cuda.graph(self.graph, stream=side, capture_error_mode="thread_local"):

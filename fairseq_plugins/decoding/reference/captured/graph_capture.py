@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import threading
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
@@ -25,6 +26,9 @@ Run = Callable[[], Outputs]
 Capture = Callable[[Run], Run]
 
 
+# One capture at a time: it begins by synchronising the device, which is forbidden while another thread captures, and
+# records whatever is launched on its stream.
+capturing = threading.Lock()
 # Graphs of this process; a new one shares the memory pool of an existing one.
 _captured_graphs: "weakref.WeakSet[torch.cuda.CUDAGraph]" = weakref.WeakSet()
 
@@ -49,7 +53,7 @@ def capture_on_cuda(run: Run, **settings: Any) -> Run:
     main = torch.cuda.current_stream()
     side = _side_stream(torch.cuda.current_device())
     # Restores the current stream: after a failed capture, torch.cuda.graph does not.
-    with torch.cuda.stream(main):
+    with capturing, torch.cuda.stream(main):
         # A first run loads kernels and allocates workspaces, which a capture must not do.
         side.wait_stream(main)
         with torch.cuda.stream(side):
@@ -59,7 +63,7 @@ def capture_on_cuda(run: Run, **settings: Any) -> Run:
         pool = next((other.pool() for other in _captured_graphs), None)
         with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local", **settings):
             outputs = run()
-    _captured_graphs.add(graph)
+        _captured_graphs.add(graph)
 
     def replay() -> Outputs:
         graph.replay()

@@ -69,6 +69,7 @@ def test_capturing_follows_pytorchs_rules(monkeypatch: pytest.MonkeyPatch) -> No
     outputs = (torch.zeros(1), None)
 
     def run() -> Outputs:
+        assert graph_capture.capturing.locked(), "another thread might capture"
         events.append(f"runs on {current[0].name}")
         return outputs
 
