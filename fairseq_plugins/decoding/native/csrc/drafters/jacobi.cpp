@@ -17,18 +17,18 @@ public:
     JacobiDrafter(int64_t block, double window_ratio, int64_t length, int64_t initial)
         : fixed_block(block), window_ratio(window_ratio), greedy_from(length), initial(initial) {}
 
-    int64_t max_width(const Batch& batch) const override { return block_of(batch.sources.longest) - 1; }
+    int64_t max_width(const Batch& batch) const override { return block_of(batch, batch.sources.longest) - 1; }
     bool reads_all_predictions() const override { return true; }
 
     void begin_batch(const Batch& batch) override {
-        stride = block_of(batch.sources.longest);
+        stride = block_of(batch, batch.sources.longest);
         blocks.assign(batch.sentences(), stride);
         tails.assign(batch.sentences() * stride, -1);
     }
 
     void begin(const Batch& batch, const std::vector<int64_t>& sentences) override {
         for (const int64_t b : sentences) {
-            if (batch.is_open) blocks[b] = block_of(batch.sources.length(b));
+            if (batch.is_open) blocks[b] = block_of(batch, batch.sources.length(b));
             std::fill_n(tails.begin() + b * stride, stride, -1);
         }
     }
@@ -62,9 +62,12 @@ public:
     }
 
 private:
-    // The length of an output is unknown; `window_ratio` times the longest source of the batch bounds it.
-    int64_t block_of(int64_t source) const {
-        return fixed_block > 0 ? fixed_block : static_cast<int64_t>(std::ceil(window_ratio * source)) + 1;
+    // The length of an output is unknown; `window_ratio` times the longest source of the batch bounds it. Positions
+    // after the longest output allowed need no memory.
+    int64_t block_of(const Batch& batch, int64_t source) const {
+        const int64_t block =
+            fixed_block > 0 ? fixed_block : static_cast<int64_t>(std::ceil(window_ratio * source)) + 1;
+        return std::min(block, batch.columns);
     }
 
     int64_t initial_token(const Batch& batch, int64_t sentence, int64_t position) const {
