@@ -12,43 +12,46 @@ namespace {
 constexpr int GROUP = 4;  // inputs that one instruction multiplies and sums
 
 // x86 processors multiply unsigned by signed bytes, but inputs are quantized to -127 .. 127. With VNNI, which sums four
-// products in 32 bits, a zero point of 128 makes them unsigned. Without it, the weights' signs move to the inputs, so
-// that two products, at most 2 * 127 * 127, fit 16 bits.
-#ifdef SPEC_DEC_VNNI
-constexpr int ZERO_POINT = 128;
+// products in 32 bits, a zero point of 128 makes them unsigned. Without it, two products have to fit 16 bits: an input
+// is its magnitude and a mask, all ones if it is negative, and magnitude * (weight ^ mask), at most 127 * 128, is input
+// * weight, less the magnitude of a negative input, since ~w is -w - 1.
+#if defined(SPEC_DEC_VNNI)
+constexpr int ZERO_POINT = 128, BYTES = 1;  // of an input
+#elif defined(__AVX2__)
+constexpr int ZERO_POINT = 0, BYTES = 2;  // four magnitudes, then their masks
 #else
-constexpr int ZERO_POINT = 0;
+constexpr int ZERO_POINT = 0, BYTES = 1;
 #endif
 
 constexpr int whole_groups(int inputs) { return (inputs + GROUP - 1) / GROUP * GROUP; }
 
-inline Integers splat_group(const uint8_t* from) {
-    int32_t group;
-    std::memcpy(&group, from, GROUP);
-    return group - Integers{};
+struct Group {
+    Integers numbers, masks;
+};
+
+inline Group splat_group(const uint8_t* from) {
+    int32_t group[2] = {};
+    std::memcpy(group, from, GROUP * BYTES);
+    return {group[0] - Integers{}, group[1] - Integers{}};
 }
 
 // Adds the products of four weights and a group of inputs to each lane of `sums`.
-inline Integers add_products(Integers sums, Integers inputs, Integers weights) {
+inline Integers add_products(Integers sums, Group inputs, Integers weights) {
 #if defined(__AVX512VNNI__)
-    return (Integers)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)inputs, (__m512i)weights);
+    return (Integers)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)inputs.numbers, (__m512i)weights);
 #elif defined(__AVXVNNI__)
-    return (Integers)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)inputs, (__m256i)weights);
+    return (Integers)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)inputs.numbers, (__m256i)weights);
 #elif defined(__AVX512BW__)
-    const __m512i x = (__m512i)inputs;
-    const __mmask64 is_negative = _mm512_movepi8_mask((__m512i)weights);
-    const __m512i signed_inputs = _mm512_mask_sub_epi8(x, is_negative, _mm512_setzero_si512(), x);
-    const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8((__m512i)weights), signed_inputs);
+    const __m512i pairs = _mm512_maddubs_epi16((__m512i)inputs.numbers, (__m512i)(weights ^ inputs.masks));
     return sums + (Integers)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
 #elif defined(__AVX2__)
-    const __m256i signed_inputs = _mm256_sign_epi8((__m256i)inputs, (__m256i)weights);
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)weights), signed_inputs);
+    const __m256i pairs = _mm256_maddubs_epi16((__m256i)inputs.numbers, (__m256i)(weights ^ inputs.masks));
     return sums + (Integers)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 #elif defined(__ARM_FEATURE_DOTPROD)
-    return (Integers)vdotq_s32((int32x4_t)sums, (int8x16_t)weights, (int8x16_t)inputs);
+    return (Integers)vdotq_s32((int32x4_t)sums, (int8x16_t)weights, (int8x16_t)inputs.numbers);
 #else
     typedef int16_t Pairs __attribute__((vector_size(sizeof(Integers)), may_alias));
-    const Pairs x = (Pairs)inputs, w = (Pairs)weights;
+    const Pairs x = (Pairs)inputs.numbers, w = (Pairs)weights;
     // Little endian: the first byte of a pair is the lower one.
     const Pairs pairs = ((x << 8) >> 8) * ((w << 8) >> 8) + (x >> 8) * (w >> 8);
     return sums + (((Integers)pairs << 16) >> 16) + ((Integers)pairs >> 16);
@@ -65,19 +68,29 @@ inline void store_groups(uint8_t* to, Integers values, int count) {
     const __m128i words = _mm_packs_epi32(low, high);
     const __m128i bytes = ZERO_POINT ? _mm_packus_epi16(words, words) : _mm_packs_epi16(words, words);
 #endif
+    const __m128i numbers = BYTES == 2 ? _mm_abs_epi8(bytes) : bytes;
+    const __m128i masks = _mm_cmpgt_epi8(_mm_setzero_si128(), bytes);
+    const __m128i groups[2] = {BYTES == 2 ? _mm_unpacklo_epi32(numbers, masks) : numbers,
+                               _mm_unpackhi_epi32(numbers, masks)};
     if (count == LANES) {
-        std::memcpy(to, &bytes, LANES);
+        std::memcpy(to, groups, LANES * BYTES);
     } else {
-        std::memcpy(to, &bytes, count);
+        std::memcpy(to, groups, count * BYTES);
     }
 #else
     for (int lane = 0; lane < count; ++lane) to[lane] = static_cast<uint8_t>(values[lane]);
 #endif
 }
 
+// The quantized number of input `i`.
+inline int number_at(const uint8_t* quantized, int i) {
+    const uint8_t* number = quantized + i / GROUP * GROUP * BYTES + i % GROUP;
+    return BYTES == 2 && number[GROUP] ? -*number : static_cast<int8_t>(*number - ZERO_POINT);
+}
+
 // Quantizes a row to the nearest of 127 steps, padded with zeros to whole groups. Returns its scale, NaN if the row has
-// NaN.
-float quantize_row(const float* x, int inputs, uint8_t* quantized) {
+// NaN. missing: what sums of its products are too small by.
+float quantize_row(const float* x, int inputs, uint8_t* quantized, int32_t& missing) {
     const auto values = [&](int i) { return inputs - i >= LANES ? load(x + i) : load_partial(x + i, inputs - i); };
     Vector highest = {}, nan = {};
     for (int i = 0; i < inputs; i += LANES) {
@@ -90,13 +103,16 @@ float quantize_row(const float* x, int inputs, uint8_t* quantized) {
     const float largest = reduce_max(highest), steps = largest > SMALLEST ? 127 / largest : 0;
     // Adding it rounds to the nearest integer, which is in the lowest bits then.
     constexpr float ROUNDER = 12582912;
+    Integers negative = {};
     for (int i = 0; i < inputs; i += LANES) {
         const Vector value = values(i) * splat(steps);
         // Clamping also maps NaN and infinity into the range.
         const Vector raised = value > -127 ? value : splat(-127), bounded = raised < 127 ? raised : splat(127);
         const Integers rounded = (Integers)(bounded + splat(ROUNDER)) - (Integers)splat(ROUNDER) + ZERO_POINT;
-        store_groups(quantized + i, rounded, std::min(LANES, whole_groups(inputs) - i));
+        negative += rounded < 0 ? rounded : Integers{};
+        store_groups(quantized + i * BYTES, rounded, std::min(LANES, whole_groups(inputs) - i));
     }
+    for (int lane = 0; BYTES == 2 && lane < LANES; ++lane) missing -= negative[lane];
     return largest / 127 + reduce_sum(nan);
 }
 
@@ -105,11 +121,13 @@ struct QuantizedRows {
     const int64_t size;  // inputs, in whole groups
     std::vector<uint8_t, Uninitialized<uint8_t>> numbers;
     std::vector<float> scales;
+    std::vector<int32_t> missing;
 
     QuantizedRows(const float* x, int64_t rows, int inputs)
-        : size(whole_groups(inputs)), numbers(rows * size), scales(rows) {
+        : size(whole_groups(inputs)), numbers(rows * size * BYTES), scales(rows), missing(rows) {
         for (int64_t row = 0; row < rows; ++row) {
-            scales[row] = quantize_row(x + row * inputs, inputs, numbers.data() + row * size);
+            uint8_t* to = numbers.data() + row * size * BYTES;
+            scales[row] = quantize_row(x + row * inputs, inputs, to, missing[row]);
         }
     }
 };
@@ -127,7 +145,8 @@ struct Int8Weight {
 template <int ROWS, typename Prefetch>
 __attribute__((noinline)) void multiply_int8_block(const Int8Weight& weight, const float* bias, int64_t size,
                                                    int64_t first, int outputs, const uint8_t* x,
-                                                   const float* row_scales, const Target& target, Prefetch prefetch) {
+                                                   const float* row_scales, const int32_t* missing,
+                                                   const Target& target, Prefetch prefetch) {
     constexpr int IN_PANEL = PANEL / LANES, PANELS = PANELS_OF<ROWS>, VECTORS = PANELS * IN_PANEL;
     const int64_t panel_bytes = size * PANEL;
     // Copies, which the compiler keeps in registers.
@@ -139,7 +158,10 @@ __attribute__((noinline)) void multiply_int8_block(const Int8Weight& weight, con
         const int8_t* numbers = weight.numbers.data() + panel * panel_bytes;
         const auto prefetch_step =
             prefetch.template start<ROWS, COUNT / IN_PANEL, PANEL * GROUP>(numbers, size / GROUP);
-        Integers sums[ROWS][COUNT] = {};
+        Integers sums[ROWS][COUNT];
+        for (int row = 0; row < ROWS; ++row) {
+            for (int v = 0; v < COUNT; ++v) sums[row][v] = missing[row] - Integers{};
+        }
         for (int64_t i = 0; i < size; i += GROUP) {
             if (ROWS > 1) prefetch_step(i / GROUP);
             Integers weights[COUNT];
@@ -150,7 +172,7 @@ __attribute__((noinline)) void multiply_int8_block(const Int8Weight& weight, con
                 if (ROWS == 1 && v % IN_PANEL == 0) __builtin_prefetch(from + COUNT / IN_PANEL * panel_bytes);
             }
             for (int row = 0; row < ROWS; ++row) {
-                const Integers inputs = splat_group(x + row * size + i);
+                const Group inputs = splat_group(x + (row * size + i) * BYTES);
                 for (int v = 0; v < COUNT; ++v) sums[row][v] = add_products(sums[row][v], inputs, weights[v]);
             }
         }
@@ -247,7 +269,8 @@ public:
                                 [&](int64_t row, auto block, int from, int count, auto prefetch) {
                                     multiply_int8_block<block>(
                                         weight, bias_at(begin + from), quantized.size, (begin + from) / PANEL, count,
-                                        quantized.numbers.data() + row * quantized.size, quantized.scales.data() + row,
+                                        quantized.numbers.data() + row * quantized.size * BYTES,
+                                        quantized.scales.data() + row, quantized.missing.data() + row,
                                         target.at(row, begin - first + from), prefetch);
                                 });
         });
@@ -258,13 +281,12 @@ public:
     // the products, and what is lost of numbers that are too small. Of large ones, a sum may overflow in one order
     // only.
     float error_bound(const float* x) const override {
-        std::vector<uint8_t> quantized(whole_groups(inputs));
-        const float scale = quantize_row(x, inputs, quantized.data());
+        std::vector<uint8_t> quantized(whole_groups(inputs) * BYTES);
+        int32_t missing = 0;
+        const float scale = quantize_row(x, inputs, quantized.data(), missing);
         double squares = 0, errors = 0;
         for (int i = 0; i < inputs; ++i) {
-            const uint8_t number = quantized[i];
-            const double value = x[i],
-                         error = value - static_cast<double>(scale) * static_cast<int8_t>(number - ZERO_POINT);
+            const double value = x[i], error = value - static_cast<double>(scale) * number_at(quantized.data(), i);
             squares += value * value;
             errors += error * error;
         }
