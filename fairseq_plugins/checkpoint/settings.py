@@ -11,9 +11,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.models.transformer import TransformerModel
+from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecBaseConfig, QuantNoiseConfig
 from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from omegaconf import OmegaConf, open_dict
 
@@ -32,6 +35,8 @@ _FILES_OF_TRAINING = (
     *("encoder_embed_path", "decoder_embed_path"),
     *("load_pretrained_encoder_from", "load_pretrained_decoder_from"),
 )
+# Groups of settings that a configuration of fairseq-hydra-train may have.
+_GROUPS = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
 # Text without quotes and brackets calls nothing when it is evaluated, and without `**` and `<<` makes no huge number.
 _HARMLESS = re.compile(r"(?!.*(\*\*|<<))[^()\[\]{}'\"`\\]*", re.DOTALL)
 _MAX_DEPTH = 10
@@ -47,7 +52,8 @@ def check_settings(
 ) -> None:
     """Check the settings of a model before it is built; remove those that name files of its training.
 
-    Text that the model's class does not declare and that could be code is replaced by None.
+    Text that the model's class does not declare and that could be code is replaced by None, and groups of settings by
+    the flat names of a command line.
 
     Args:
         model_cfg: settings of a model from a checkpoint; changed in place.
@@ -61,7 +67,8 @@ def check_settings(
             another type than the architecture declares, or that could be code.
     """
     declared = _declared(model_name(model_cfg), source, allowed)
-    values = _items(model_cfg)
+    _flatten(model_cfg, source)
+    values = items(model_cfg)
     if values is None:
         problem = f"its settings are a {type(model_cfg).__name__}"
         raise ConfigurationError(*source, problem, "give another checkpoint")
@@ -80,11 +87,40 @@ def check_settings(
         problem = f"its setting {hidden[0]} is {_shown(values[hidden[0]])}, which fairseq could read or run"
         raise ConfigurationError(*source, problem, "if you trust it, leave out {--task spec_dec} and {--decoder}")
     for name in hidden:
+        _set(model_cfg, name, None)
+
+
+def _flatten(model_cfg: Any, source: tuple[str, str | None]) -> None:
+    """Give a Transformer's settings flat names, such as `encoder_embed_dim` for `embed_dim` of `encoder`.
+
+    fairseq reads no flat name of a group that is there, but fairseq-hydra-train puts defaults in them.
+    """
+    name = model_name(model_cfg)
+    if not issubclass(ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY[name], TransformerModel):
+        return
+    for group, kind in _GROUPS.items():
+        given = (items(model_cfg) or {}).get(group)
+        if given is None:
+            continue
+        try:
+            settings = asdict(kind(**given))
+        except TypeError as error:
+            raise ConfigurationError(*source, f"its setting {group} is no group of a Transformer's", _REMEDY) from error
+        for key in settings.keys() - {"_name"}:
+            _set(model_cfg, f"{group}_{key}", settings[key])
         if OmegaConf.is_config(model_cfg):
             with open_dict(model_cfg):
-                model_cfg[name] = None
+                del model_cfg[group]
         else:
-            setattr(model_cfg, name, None)
+            delattr(model_cfg, group)
+
+
+def _set(model_cfg: Any, name: str, value: Any) -> None:
+    if OmegaConf.is_config(model_cfg):
+        with open_dict(model_cfg):
+            model_cfg[name] = value
+    else:
+        setattr(model_cfg, name, value)
 
 
 def check_task_settings(task_cfg: Any, source: tuple[str, str | None], allowed: Sequence[str]) -> type[FairseqTask]:
@@ -93,7 +129,7 @@ def check_task_settings(task_cfg: Any, source: tuple[str, str | None], allowed: 
     Raises ConfigurationError for a task of fairseq that is not among those `allowed`, and for settings that could be
     code. `source` is as for `check_settings`.
     """
-    values = _items(task_cfg) or {}
+    values = items(task_cfg) or {}
     name = values.get("_name") or values.get("task")
     kind = TASK_REGISTRY.get(name)
     if kind is None or (kind.__module__.partition(".")[0] == "fairseq" and name not in allowed):
@@ -138,7 +174,7 @@ def _check_value(name: str, value: Any, source: tuple[str, str | None], depth: i
         if not _is_harmless(value):
             raise ConfigurationError(*source, f"its setting {name} is {_shown(value)}, which could be code", _REMEDY)
         return
-    inner = _items(value)
+    inner = items(value)
     if inner is None and (isinstance(value, (list, tuple)) or OmegaConf.is_list(value)):
         inner = {str(number): item for number, item in enumerate(value)}
     if inner is None or depth > _MAX_DEPTH:
@@ -147,7 +183,7 @@ def _check_value(name: str, value: Any, source: tuple[str, str | None], depth: i
         _check_value(f"{name}.{key}"[:100], item, source, depth + 1)
 
 
-def _items(value: Any) -> dict[str, Any] | None:
+def items(value: Any) -> dict[str, Any] | None:
     """Return the entries of settings that have some, without resolving references; else None."""
     if OmegaConf.is_config(value):
         value = OmegaConf.to_container(value, resolve=False)

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 import fairseq_plugins
 from fairseq_plugins.benchmarks import ctranslate
 from fairseq_plugins.checkpoint.loading import read_language_model, read_with_task, refuse_unsafe_model_of_validation
-from fairseq_plugins.checkpoint.settings import check_settings
+from fairseq_plugins.checkpoint.settings import check_settings, items
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.beside import add_decoder
 from tests.conftest import TINY, Corpus
@@ -42,6 +42,26 @@ def settings_of(arch: str) -> Namespace:
     if arch in ARCH_CONFIG_REGISTRY:
         ARCH_CONFIG_REGISTRY[arch](args)
     return args
+
+
+@pytest.mark.parametrize("make", [OmegaConf.create, lambda settings: Namespace(**settings)])
+def test_groups_of_fairseq_hydra_train_become_the_options_of_a_command_line(make: Callable[[Any], Any]) -> None:
+    """fairseq reads no flat option of a group that is there; an embedding's file is one of training in either."""
+    groups = {"encoder": {"embed_dim": 48, "embed_path": "/gone"}, "decoder": {"embed_dim": 32, "layers": 2}}
+    of_both = {"_name": "transformer", **groups, "encoder_layers": 3, "decoder_embed_dim": 512, "dropout": 0.1}
+    settings = make(of_both)
+    with error_about("--path", "its setting encoder_embed_path is '/gone', which fairseq could read"):
+        check_settings(make(of_both), ("--path", None), removes=False)
+    check_settings(settings, ("--path", None))
+    read = items(settings) or {}
+    assert read.keys().isdisjoint(groups) and read["dropout"] == 0.1
+    assert (read["encoder_embed_dim"], read["encoder_layers"], read["encoder_embed_path"]) == (48, 6, None)
+    assert (read["decoder_embed_dim"], read["decoder_output_dim"], read["decoder_layers"]) == (32, 32, 2)
+    with error_about("--path", "its setting decoder is no group"):
+        check_settings(make({**of_both, "decoder": "eight"}), ("--path", None))
+    other = OmegaConf.create({"_name": "multilingual_transformer", "encoder": {"layers": 1}})
+    check_settings(other, ("--path", None))
+    assert other.encoder.layers == 1
 
 
 @pytest.mark.parametrize("arch", sorted(ARCH_MODEL_REGISTRY))

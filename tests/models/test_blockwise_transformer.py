@@ -43,6 +43,19 @@ def test_new_heads_predict_as_the_base(corpus: Corpus, identity: bool) -> None:
         torch.testing.assert_close(scores, expected)
 
 
+def test_heads_for_a_model_of_fairseq_hydra_train(corpus: Corpus, tmp_path: Path) -> None:
+    """Its checkpoint has a configuration, with the sizes of encoder and decoder in groups."""
+    state = torch.load(corpus.verifier, weights_only=False)
+    options = vars(state["cfg"]["model"])
+    sizes = ("embed_dim", "ffn_embed_dim", "layers", "attention_heads")
+    parts = {part: {size: options[f"{part}_{size}"] for size in sizes} for part in ("encoder", "decoder")}
+    others = {name: options[name] for name in options if name.startswith(("share", "max_"))}
+    state["cfg"]["model"] = {"_name": "transformer", "encoder_embed_dim": 512, **others, **parts}
+    torch.save(state, tmp_path / "hydra.pt")
+    model = build(make_task(corpus.data), base_path=str(tmp_path / "hydra.pt"))
+    assert model.decoder.embed_dim == model.encoder.layers[0].embed_dim == 32
+
+
 def test_number_of_heads(corpus: Corpus) -> None:
     path = str(corpus.verifier)
     assert build(make_task(corpus.data), base_path=path).decoder.heads == 4
