@@ -16,6 +16,7 @@ _KNOWN = (
     ("_main", "^'steps'$", "--print-step", *_REFINEMENT),
     ("_main", "^'history'$", "--retain-iter-history", *_REFINEMENT),
     ("replace_unk", "", "--replace-unk", _NO_UNK, ""),
+    ("main", "Must specify batch size", None, "batches have no size", "add {--max-tokens N} or {--batch-size N}"),
     ("load_align_dict", "No such file", "--replace-unk", f"no such file; {_NO_UNK}", ""),
     ("main", "too many values to unpack", "--print-alignment", "is not for fairseq-interactive", "give hard"),
     ("_main", "expected str instance, int found", "--print-alignment", "is not for {--score-reference}", "give hard"),
