@@ -84,6 +84,9 @@ def check_options(args: Namespace) -> None:
     if args.tune_verifier and args.drafter_context != "features":
         problem = "is for drafters that read its states"
         raise ConfigurationError("--tune-verifier", None, problem, "add {--drafter-context features}")
+    if args.checkpoint_activations and args.drafter_context == "features":
+        problem = "is not for {--drafter-context features}"  # fairseq's wrapper knows no gradient of these states
+        raise ConfigurationError("--checkpoint-activations", None, problem, "leave it out")
     if not 0 <= args.transition_dropout < 1:
         raise ConfigurationError("--transition-dropout", args.transition_dropout, remedy="give 0 to less than 1")
 

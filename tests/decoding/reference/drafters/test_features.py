@@ -204,3 +204,5 @@ def test_invalid_use_is_refused() -> None:
         GlatLoss(task, 0.1, verifier_loss=-1.0)
     with refused("--tune-verifier.*--drafter-context features"):
         make_drafter(task, tune_verifier=True)
+    with refused("--checkpoint-activations: is not for --drafter-context features; leave it out"):
+        make_drafter(task, verifier=verifier, checkpoint_activations=True, **FEATURES)
