@@ -11,7 +11,7 @@ from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
 from fairseq.dataclass.utils import merge_with_parent
 from fairseq.file_io import PathManager
 from fairseq.logging import metrics
-from fairseq.models import FairseqEncoderDecoderModel
+from fairseq.models import ARCH_MODEL_REGISTRY, FairseqEncoderDecoderModel
 from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
 from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
 from omegaconf import DictConfig
@@ -19,6 +19,7 @@ from torch import distributed, nn
 
 from fairseq_plugins.checkpoint.loading import build_model, check_task, read_checkpoint, unwrap
 from fairseq_plugins.checkpoint.session import options_of
+from fairseq_plugins.checkpoint.settings import model_name
 from fairseq_plugins.criterions.logged_sums import counted_positions
 from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.decoding import methods
@@ -108,6 +109,9 @@ class TrainsDrafters(DecodesWithDrafts):
         if from_checkpoint:
             check_task(cfg, self, "--path")
         else:
+            if isinstance(cfg, DictConfig) and ARCH_MODEL_REGISTRY.get(model_name(cfg)) in _LOSSES:
+                problem = "fairseq-hydra-train sets none of its options"
+                raise ConfigurationError("--arch", model_name(cfg), problem, "train it with fairseq-train")
             check_trains_together(find_worker())
             self._check_tool(cfg)
         model = super().build_model(cfg, from_checkpoint)

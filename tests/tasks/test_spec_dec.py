@@ -8,6 +8,7 @@ import pytest
 import torch
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.data import Dictionary, LanguagePairDataset
+from omegaconf import OmegaConf
 
 from fairseq_plugins.criterions.glat_loss import GlatLoss
 from fairseq_plugins.decoding import methods
@@ -192,6 +193,13 @@ def test_distance_needs_numbers_and_blocks_need_heads() -> None:
 def test_a_drafter_that_could_not_draft_is_not_trained(of_task: dict, of_model: dict, message: str) -> None:
     with refused(message):
         make_task(**of_task).build_model(make_args(arch="block_nat", **of_model))
+
+
+@pytest.mark.parametrize("arch", ["block_nat_tiny", "blockwise_transformer"])
+def test_fairseq_hydra_train_is_told_to_use_fairseq_train(arch: str) -> None:
+    """Its configuration has none of the options that these models declare for a command line."""
+    with refused(f"--arch {arch}: fairseq-hydra-train sets none of its options; train it with fairseq-train"):
+        make_task(block_size=4).build_model(OmegaConf.create({"_name": arch}))
 
 
 @pytest.mark.parametrize(
