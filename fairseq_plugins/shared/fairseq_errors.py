@@ -3,6 +3,7 @@
 import re
 import traceback
 from collections.abc import Mapping
+from json import JSONDecodeError
 from typing import Any
 
 from fairseq_plugins.errors import ConfigurationError, flag, one_line
@@ -52,6 +53,9 @@ def wrong_option(error: BaseException, given: Mapping[str, Any]) -> Configuratio
         return ConfigurationError(None, None, reason)
     if type(error).__name__ in ("URLError", "ConnectionError"):
         return ConfigurationError(None, None, f"a download failed ({reason[:200]})", "run it once with a connection")
+    if isinstance(error, JSONDecodeError):
+        for name in (name for name, value in given.items() if value == error.doc):  # such as --eval-bleu-args
+            return ConfigurationError(flag(name), error.doc, "is no JSON", "give one such as '{\"beam\": 4}'")
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     names = [frame.f_code.co_name for frame in frames]
     if "_override_attr" in names and "literal_eval" in names:  # of an option of fairseq's settings
