@@ -3,7 +3,8 @@
 import logging
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from socket import socket
 from types import FrameType
 
@@ -61,6 +62,18 @@ class Process(uvicorn.Server):
             threading.Thread(target=self._close).start()
         else:
             super().handle_exit(sig, frame)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Let SIGUSR1, which Slurm sends before a time limit, end the server as SIGTERM does."""
+        with super().capture_signals():  # raises the signals that it has handled again
+            is_main = threading.current_thread() is threading.main_thread()
+            before = signal.signal(signal.SIGUSR1, self.handle_exit) if is_main else None
+            try:
+                yield
+            finally:
+                if is_main:
+                    signal.signal(signal.SIGUSR1, before)
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to end: after a signal, or without a model that could ever translate."""

@@ -141,7 +141,13 @@ def free_port() -> int:
         return port
 
 
-def test_a_process_finishes_what_runs_and_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "statuses"),
+    [(signal.SIGTERM, (0, -signal.SIGTERM, 128 + signal.SIGTERM)), (signal.SIGUSR1, (128 + signal.SIGUSR1,))],
+)
+def test_a_process_finishes_what_runs_and_ends(
+    number: signal.Signals, statuses: tuple[int, ...], tmp_path: Path
+) -> None:
     port, log = free_port(), tmp_path / "log"
     command = [sys.executable, "-m", "fairseq_plugins.serving.cli", str(FOLDER), "--port", str(port), "--grace", "1000"]
     with open(log, "w") as file, subprocess.Popen(command, stderr=file, stdout=file, cwd=REPOSITORY) as process:
@@ -161,10 +167,10 @@ def test_a_process_finishes_what_runs_and_ends(tmp_path: Path) -> None:
             thread = threading.Thread(target=lambda: answers.append(client.ask("POST", "/v1/translate", asked)))
             thread.start()
             client.wait_until(lambda: 'unfinished_sentences{model="en-de"} 0' not in client.get("/metrics") or answers)
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(number)
             thread.join(200)
             assert answers[0][0] == 200 and len(answers[0][2]["translations"][0]["sentences"]) == 20
-            assert process.wait(200) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)  # not after the whole grace
+            assert process.wait(200) in statuses  # not after the whole grace
         finally:
             process.kill()
     text = log.read_text()
