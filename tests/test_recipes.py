@@ -314,6 +314,8 @@ def test_numbers_that_fairseq_takes_are_taken(checkout: Path) -> None:
     assert "--save-interval-updates 0 " in result.stdout and "--stop-time-hours 0.00833333 " in result.stdout
     assert "spec-dec-distill merge " in result.stdout and "--lr 1.e-3 " in result.stdout, result.stderr
     assert "--keep-raw" not in result.stdout and "--max-length-ratio" not in result.stdout
+    processor = Path("/proc/cpuinfo").read_text()
+    assert ("--cpu-bf16" in result.stdout) == ("avx512_bf16" in processor or "amx_bf16" in processor)
 
 
 def test_downloads_are_checked(tmp_path: Path) -> None:
