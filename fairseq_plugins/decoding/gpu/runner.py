@@ -189,6 +189,8 @@ class Runner:
         # Constants and options of each launch.
         self.launch = {"PDL": True, "launch_pdl": True} if uses_dependent_launch(self.device) else {"PDL": False}
         self.most_of_head = most_of_head(self.device)
+        # By the most outputs that a tile may have, whatever the number of rows: the bits depend on it.
+        self.most_whole = min(_MOST_WHOLE, self.most_of_head // (64 if model.width <= 512 else 32))
         inner = max(layer.fc1.outputs for layer in model.layers)
         parts = max(model.heads, triton.cdiv(inner, _PART))
         self.memory = Workspace(most_rows, model.width, inner, parts, self.dtype, self.device)
@@ -263,7 +265,7 @@ class Runner:
         """
         tiles = Tiles.of(step.rows, self.model.width, self.dtype)
         given, constants = state.arguments(new_x, normal)
-        split = chunks(layer.inputs, self.dtype)
+        split = chunks(layer.inputs, self.dtype, self.most_whole)
         parts = 1
         if output == OutputKind.PARTS:
             split = chunks(min(layer.inputs, _PART), self.dtype)

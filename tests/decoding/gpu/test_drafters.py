@@ -82,6 +82,28 @@ def test_wide_models_fit_the_shared_memory(width: int, heads: int, capability: i
             compiled(found, capability)
 
 
+def test_products_of_two_states_fit_the_shared_memory() -> None:
+    """Of a drafter of base that reads two layers, on GPUs that are not for data centres."""
+    from fairseq_plugins.decoding.gpu import interface as gpu
+    from fairseq_plugins.decoding.gpu import runner
+    from fairseq_plugins.decoding.gpu.batch import Sizes
+    from fairseq_plugins.decoding.gpu.search import GreedySearch
+    from tests.decoding.gpu.launches import compiled, record
+
+    encoder, decoder = _transformers(WIDTH, 2048, 8, 1000)
+    reader, states = (torch.zeros(rows, 2 * WIDTH, dtype=torch.half) for rows in (WIDTH, PLACES * 2))
+
+    def launch() -> None:
+        search = GreedySearch(encoder, decoder, Sizes(PLACES, 64, 64, 1))
+        x, into = torch.zeros(PLACES * 2, WIDTH, dtype=torch.half), search.scores.of_rows(PLACES * 2)
+        step = search.begin_step(PLACES, 2, x, into, search.batch.arguments)
+        search.runner.linear(step, runner.Input(states), gpu.linear(reader), x)
+
+    with mock.patch.object(runner, "most_of_head", lambda device: 2**15):
+        _, found = record(launch)
+    compiled(found, 86)
+
+
 def _is_own(launch: Any) -> bool:
     """Return whether only drafters and rules launch this kernel, with these constants."""
     constants = dict(launch.constants)
