@@ -40,7 +40,9 @@ def stop_on_request() -> None:
 
 
 def _wait_for(file: Path) -> None:
-    while not file.exists():
+    """Stop when the file exists, or when the runner was killed: no one would note that the training has ended."""
+    parent = os.getppid()
+    while not file.exists() and os.getppid() == parent:
         time.sleep(_SECONDS)
     os.kill(os.getpid(), signal.SIGUSR1)
 

@@ -1,6 +1,7 @@
 """SIGUSR1 to a runner that trains: a checkpoint after the update, and the same command goes on as if nothing was."""
 
 import atexit
+import os
 import re
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from fairseq import options
 from fairseq.distributed.utils import get_global_group
 from torch import distributed
 
-from fairseq_plugins.process.training import _stop, bf16_without_tpu, destroy_process_groups_at_exit
+from fairseq_plugins.process.training import _stop, _wait_for, bf16_without_tpu, destroy_process_groups_at_exit
 from tests.conftest import TINY, Corpus
 from tests.support import REPOSITORY
 from tests.train_scripts.test_runner import environment
@@ -98,6 +99,28 @@ def test_a_request_leaves_the_last_update_as_it_is(update: int, limit: int, stop
     exec("def train(cfg, trainer): stop()", loop)
     loop["train"](cfg, SimpleNamespace(get_num_updates=lambda: update))
     assert (cfg.optimization.max_update, cfg.dataset.disable_validation) == ((1, True) if stops else (limit, False))
+
+
+def test_a_training_stops_when_its_runner_is_killed(tmp_path: Path) -> None:
+    """It would train to its end, and the next run an update more."""
+    runner = os.fork()
+    if runner == 0:
+        if os.fork() == 0:
+            signal.signal(signal.SIGUSR1, lambda *_: (tmp_path / "stopped").touch())
+            (tmp_path / "begun").touch()
+            _wait_for(tmp_path / "stop")
+            os._exit(0)
+        time.sleep(1000)
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.02)
+    time.sleep(1)
+    assert not (tmp_path / "stopped").exists()
+    os.kill(runner, signal.SIGKILL)
+    os.waitpid(runner, 0)
+    end = time.monotonic() + 60
+    while not (tmp_path / "stopped").exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def gloo_threads() -> int:
