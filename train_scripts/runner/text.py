@@ -5,6 +5,7 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 from train_scripts.runner.settings import Settings
@@ -76,6 +77,12 @@ def find_set(folder: Path, languages: Sequence[str], names: Sequence[str]) -> Pa
     looked_for = f"(looked for: {' '.join(names)})"
     remedy = "hold out sentences of the training set (HOLD_OUT=30)" if names[0] == "valid" else "put it there"
     raise RecipeError(f"{folder}/{names[0]}.{languages[0]}: no such file {looked_for}; {remedy}, {WRONG_NAME}")
+
+
+def count_up_to(most: int, file: Path) -> int:
+    """Return the number of lines of a file, or `most` if it has more: a training set may not fit into memory."""
+    with open(file, "rb") as lines:
+        return sum(1 for _ in islice(lines, most))
 
 
 def count_lines(file: Path) -> int:
@@ -180,7 +187,7 @@ def binarise(s: Settings, data: Path, logs: Path) -> None:
     apply_subwords(s, data, [(text / file, part / "text" / file) for file in files])
     limits = f"--languages {s.src} {s.tgt} --max-length {s.MAX_LENGTH} --max-ratio {s.MAX_RATIO}"
     run(f"{TOOL} clean-pairs {part}/text/train {part}/text/clean {limits}")
-    if not is_dry_run() and (kept := (part / f"text/clean.{s.src}").read_bytes().count(b"\n")) < BATCH:
+    if not is_dry_run() and (kept := count_up_to(BATCH, part / f"text/clean.{s.src}")) < BATCH:
         too_few = f"{kept} training pairs are left, and fairseq needs at least {BATCH}"
         remedy = f"give more text, or leave out MAX_LENGTH={s.MAX_LENGTH} and MAX_RATIO={s.MAX_RATIO}"
         raise RecipeError(f"{s.DATA or s.NAME}: {too_few}; {remedy}")
