@@ -44,6 +44,7 @@ def _wait_for(file: Path) -> None:
     parent = os.getppid()
     while not file.exists() and os.getppid() == parent:
         time.sleep(_SECONDS)
+    file.touch()  # also for the processes of other GPUs, whose parent is this one
     os.kill(os.getpid(), signal.SIGUSR1)
 
 

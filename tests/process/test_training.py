@@ -121,6 +121,7 @@ def test_a_training_stops_when_its_runner_is_killed(tmp_path: Path) -> None:
     while not (tmp_path / "stopped").exists():
         assert time.monotonic() < end
         time.sleep(0.05)
+    assert (tmp_path / "stop").exists(), "the processes of other GPUs have this one as their parent"
 
 
 def gloo_threads() -> int:
