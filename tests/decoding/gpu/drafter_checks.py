@@ -175,6 +175,7 @@ def check_jacobi() -> None:
     """Whole sentences, from the source; blocks up to a length."""
     compare(Options("jacobi", jacobi_init="source"), together=True)
     compare(Options("hybrid-jacobi", 4, jacobi_length=5))
+    compare(Options("gs-jacobi", 10**12))
 
 
 def check_heads() -> None:

@@ -38,6 +38,7 @@ class JacobiDrafter(Drafter):
         if not block:
             # The length of the output is unknown; the longest source bounds it by `window_ratio`.
             block = math.ceil(self.window_ratio * max(map(len, sources), default=1)) + 1
+        block = min(block, max_len + 2)  # which fits int32; no position lies after the longest output
         self.block.fill_(block)
         return block - 1
 
