@@ -86,7 +86,8 @@ def check_options(args: Namespace) -> None:
         raise ConfigurationError("--tune-verifier", None, problem, "add {--drafter-context features}")
     if args.checkpoint_activations and args.drafter_context == "features":
         problem = "is not for {--drafter-context features}"  # fairseq's wrapper knows no gradient of these states
-        raise ConfigurationError("--checkpoint-activations", None, problem, "leave it out")
+        option = "--offload-activations" if args.offload_activations else "--checkpoint-activations"
+        raise ConfigurationError(option, None, problem, "leave it out")
     if not 0 <= args.transition_dropout < 1:
         raise ConfigurationError("--transition-dropout", args.transition_dropout, remedy="give 0 to less than 1")
 

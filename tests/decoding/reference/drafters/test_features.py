@@ -206,3 +206,5 @@ def test_invalid_use_is_refused() -> None:
         make_drafter(task, tune_verifier=True)
     with refused("--checkpoint-activations: is not for --drafter-context features; leave it out"):
         make_drafter(task, verifier=verifier, checkpoint_activations=True, **FEATURES)
+    with refused("--offload-activations: is not for"):
+        make_drafter(task, verifier=verifier, offload_activations=True, **FEATURES)
