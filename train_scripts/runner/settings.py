@@ -14,8 +14,8 @@ DEFAULTS = {
     "AVERAGE": "10", "SEED": "1", "MINUTES": "0", "SAVE_INTERVAL_UPDATES": "1000",
     "TENSORBOARD": "1", "DISTIL_DECODER": "fast-beam", "DISTIL_BEAM": "5", "DISTIL_MAX_TOKENS": "12000",
     "UPSAMPLE": "1", "BACK_RATIO": "1.5",  # fairseq's examples/backtranslation
-    "BLOCKS_PER_SENTENCE": "4", "ACTIVATION": "relu", "MAX_LENGTH": "0", "MAX_RATIO": "0", "TEACHERS": "0",
-    "DISTIL_RATIO": "0", "KEEP_RAW": "0",  # of lengths: 0 for no limit
+    "BLOCKS_PER_SENTENCE": "4", "ACTIVATION": "relu", "MAX_LENGTH": "0", "TEACHERS": "0", "KEEP_RAW": "0",
+    "MAX_RATIO": "0", "DISTIL_RATIO": "0",  # of lengths: 0 for no limit
     "DRAFTER": "features", "DRAFTER_LAYERS": "2", "DRAFTER_DATA": "teacher", "BLOCKWISE_HEADS": "0", "FP16": "1",
     "TOP_BETAS": "1,3,5", "TAUS": "1,2,3,4,5", "REPEATS": "3", "TIMING_SENTENCES": "100",
     "recipe_stages": "text,binarise,mono,reverse,sample,pairs,teacher,decode,merge,verifier,drafter,blockwise,sweep,"
