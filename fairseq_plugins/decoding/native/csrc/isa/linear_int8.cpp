@@ -88,9 +88,13 @@ inline int number_at(const uint8_t* quantized, int i) {
     return BYTES == 2 && number[GROUP] ? -*number : static_cast<int8_t>(*number - ZERO_POINT);
 }
 
-// Quantizes a row to the nearest of 127 steps, padded with zeros to whole groups. Returns its scale, NaN if the row has
-// NaN. missing: what sums of its products are too small by.
-float quantize_row(const float* x, int inputs, uint8_t* quantized, int32_t& missing) {
+struct RowScale {
+    float scale;      // NaN if the row has NaN
+    int32_t missing;  // what sums of its products are too small by
+};
+
+// Quantizes a row to the nearest of 127 steps, padded with zeros to whole groups.
+RowScale quantize_row(const float* x, int inputs, uint8_t* quantized) {
     const auto values = [&](int i) { return inputs - i >= LANES ? load(x + i) : load_partial(x + i, inputs - i); };
     Vector highest = {}, nan = {};
     for (int i = 0; i < inputs; i += LANES) {
@@ -112,22 +116,21 @@ float quantize_row(const float* x, int inputs, uint8_t* quantized, int32_t& miss
         negative += rounded < 0 ? rounded : Integers{};
         store_groups(quantized + i * BYTES, rounded, std::min(LANES, whole_groups(inputs) - i));
     }
+    int32_t missing = 0;
     for (int lane = 0; BYTES == 2 && lane < LANES; ++lane) missing -= negative[lane];
-    return largest / 127 + reduce_sum(nan);
+    return {largest / 127 + reduce_sum(nan), missing};
 }
 
 // Quantized rows, which all threads of a product share.
 struct QuantizedRows {
     const int64_t size;  // inputs, in whole groups
     std::vector<uint8_t, Uninitialized<uint8_t>> numbers;
-    std::vector<float> scales;
-    std::vector<int32_t> missing;
+    std::vector<RowScale> scales;
 
     QuantizedRows(const float* x, int64_t rows, int inputs)
-        : size(whole_groups(inputs)), numbers(rows * size * BYTES), scales(rows), missing(rows) {
+        : size(whole_groups(inputs)), numbers(rows * size * BYTES), scales(rows) {
         for (int64_t row = 0; row < rows; ++row) {
-            uint8_t* to = numbers.data() + row * size * BYTES;
-            scales[row] = quantize_row(x + row * inputs, inputs, to, missing[row]);
+            scales[row] = quantize_row(x + row * inputs, inputs, numbers.data() + row * size * BYTES);
         }
     }
 };
@@ -144,8 +147,7 @@ struct Int8Weight {
 // Computes outputs of ROWS quantized rows of `size` inputs. They begin with the panel `first`, the first of `target`.
 template <int ROWS, typename Prefetch>
 __attribute__((noinline)) void multiply_int8_block(const Int8Weight& weight, const float* bias, int64_t size,
-                                                   int64_t first, int outputs, const uint8_t* x,
-                                                   const float* row_scales, const int32_t* missing,
+                                                   int64_t first, int outputs, const uint8_t* x, const RowScale* scales,
                                                    const Target& target, Prefetch prefetch) {
     constexpr int IN_PANEL = PANEL / LANES, PANELS = PANELS_OF<ROWS>, VECTORS = PANELS * IN_PANEL;
     const int64_t panel_bytes = size * PANEL;
@@ -160,7 +162,7 @@ __attribute__((noinline)) void multiply_int8_block(const Int8Weight& weight, con
             prefetch.template start<ROWS, COUNT / IN_PANEL, PANEL * GROUP>(numbers, size / GROUP);
         Integers sums[ROWS][COUNT];
         for (int row = 0; row < ROWS; ++row) {
-            for (int v = 0; v < COUNT; ++v) sums[row][v] = missing[row] - Integers{};
+            for (int v = 0; v < COUNT; ++v) sums[row][v] = scales[row].missing - Integers{};
         }
         for (int64_t i = 0; i < size; i += GROUP) {
             if (ROWS > 1) prefetch_step(i / GROUP);
@@ -186,7 +188,7 @@ __attribute__((noinline)) void multiply_int8_block(const Int8Weight& weight, con
                 const int64_t output = panel * PANEL + v * LANES;
                 const Integers products =
                     sums[row][v] - *reinterpret_cast<const Integers*>(weight.zero_point.data() + output);
-                const Vector scaled = __builtin_convertvector(products, Vector) * splat(row_scales[row]) *
+                const Vector scaled = __builtin_convertvector(products, Vector) * splat(scales[row].scale) *
                                       load(weight.scale.data() + output);
                 if (is_whole) {
                     vector_epilogue(scaled, own_bias ? own_bias + v * LANES : nullptr, is_relu, add, to.to + v * LANES);
@@ -270,8 +272,7 @@ public:
                                     multiply_int8_block<block>(
                                         weight, bias_at(begin + from), quantized.size, (begin + from) / PANEL, count,
                                         quantized.numbers.data() + row * quantized.size * BYTES,
-                                        quantized.scales.data() + row, quantized.missing.data() + row,
-                                        target.at(row, begin - first + from), prefetch);
+                                        quantized.scales.data() + row, target.at(row, begin - first + from), prefetch);
                                 });
         });
     }
@@ -282,8 +283,7 @@ public:
     // only.
     float error_bound(const float* x) const override {
         std::vector<uint8_t> quantized(whole_groups(inputs) * BYTES);
-        int32_t missing = 0;
-        const float scale = quantize_row(x, inputs, quantized.data(), missing);
+        const float scale = quantize_row(x, inputs, quantized.data()).scale;
         double squares = 0, errors = 0;
         for (int i = 0; i < inputs; ++i) {
             const double value = x[i], error = value - static_cast<double>(scale) * number_at(quantized.data(), i);
