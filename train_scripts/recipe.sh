@@ -46,6 +46,7 @@ check() {
     local name
     for name in "${@:3}"; do [[ -z ${!name:-} || ${!name} =~ ^($2)$ ]] || die "$name=${!name}: $1"; done
 }
+choose() { check "choose from ${1//|/, }" "$@"; }
 count='[1-9][0-9]*' decimal='([0-9]+\.?[0-9]*|\.[0-9]+)'
 check "give a number" "0|$count" AVERAGE SEED TEACHERS BLOCKWISE_HEADS GPUS MAX_LENGTH \
     {TEACHER,VERIFIER,DRAFTER,TUNE,BART,WARMUP,SAVE_INTERVAL}_UPDATES {VERIFIER,BLOCKWISE}_EPOCHS
@@ -60,9 +61,9 @@ check "give a number from 1" "$count(\.[0-9]+)?" BACK_RATIO
 check "give numbers above 0 with commas" "$count(,$count)*" BLOCK_SIZES TOP_BETAS BATCH_SIZES
 check "give numbers with commas" "$decimal(,$decimal)*" TAUS BART_LAYERS
 check "give 1 or 0" "[01]" FP16 TENSORBOARD KEEP_RAW
-check "choose from tokens, features" "tokens|features" DRAFTER
-check "choose from teacher, verifier" "teacher|verifier" DRAFTER_DATA
-check "choose from unigram, bpe, moses, gpt2" "unigram|bpe|moses|gpt2" SUBWORDS
+choose "tokens|features" DRAFTER
+choose "teacher|verifier" DRAFTER_DATA
+choose "unigram|bpe|moses|gpt2" SUBWORDS
 
 # A script that is ended by its process id also ends its child processes.
 trap 'pkill -TERM -P $$ 2>/dev/null || true' EXIT
