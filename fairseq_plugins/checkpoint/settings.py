@@ -98,12 +98,12 @@ def _flatten(model_cfg: Any, source: tuple[str, str | None]) -> None:
     name = model_name(model_cfg)
     if not issubclass(ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY[name], TransformerModel):
         return
+    given = items(model_cfg) or {}
     for group, kind in _GROUPS.items():
-        given = (items(model_cfg) or {}).get(group)
-        if given is None:
+        if given.get(group) is None:
             continue
         try:
-            settings = asdict(kind(**given))
+            settings = asdict(kind(**given[group]))
         except TypeError as error:
             raise ConfigurationError(*source, f"its setting {group} is no group of a Transformer's", _REMEDY) from error
         for key in settings.keys() - {"_name"}:
