@@ -3,11 +3,14 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import fairseq_plugins
 from examples import translate_with_ray
+from fairseq_plugins.api.service import MAX_SENTENCES
 from fairseq_plugins.conversion.convert import convert
 from tests.conversion.support import save_model
 from tests.support import REPOSITORY
@@ -50,8 +53,8 @@ def test_two_actors(text: Path, tmp_path: Path) -> None:
 SERVE = """
 import json, sys, urllib.request
 from ray import serve
-from examples.serve.serve_with_ray import app
-serve.run(app({"folder": sys.argv[1], "replicas": "2", "threads": "1"}))
+from examples.serve.serve_with_ray import Arguments, app
+serve.run(app(Arguments(folder=sys.argv[1], replicas=2, threads=1)))
 body = json.dumps({"q": "People", "target": "de"}).encode()
 request = urllib.request.Request("http://127.0.0.1:8000/translate", body, {"Content-Type": "application/json"})
 print("answer:", json.load(urllib.request.urlopen(request, timeout=60))["translatedText"])
@@ -68,6 +71,33 @@ def test_a_replica_has_the_servers_interface() -> None:
     assert {"/translate", "/v1/stream", "/ready"} <= paths.keys()
     with pytest.raises(RuntimeError, match="cannot be loaded"):
         serve_with_ray.application("/nonexistent", threads=1)
+
+
+def test_replicas_get_what_serve_run_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many requests as the server itself admits, not Ray's five; the keys of the server; no misspelt argument."""
+    pytest.importorskip("fastapi", reason="pip install '.[serve]'")
+    from examples.serve import serve_with_ray
+
+    given: dict[str, Any] = {}
+
+    def deployment(**options: Any) -> Any:
+        given.update(options)
+        return lambda _: SimpleNamespace(bind=lambda: None)
+
+    def ingress(build: Any) -> Any:
+        given["build"] = build
+        return lambda replica: replica
+
+    monkeypatch.setitem(
+        sys.modules, "ray", SimpleNamespace(serve=SimpleNamespace(deployment=deployment, ingress=ingress))
+    )
+    monkeypatch.setenv("SPEC_DEC_API_KEY", "one two")
+    model = REPOSITORY / "checkpoints" / "multi30k.en-de"
+    serve_with_ray.app(serve_with_ray.Arguments(folder=str(model), threads=1))
+    assert given["max_ongoing_requests"] == MAX_SENTENCES and given["ray_actor_options"] == {"num_cpus": 1}
+    assert given["build"]().state.server.settings.api_keys == {"one", "two"}
+    with pytest.raises(ValueError, match="replica\n.*not permitted"):
+        serve_with_ray.Arguments.model_validate({"folder": str(model), "replica": "2"})
 
 
 def test_languages_of_a_multilingual_model(text: Path, tmp_path: Path) -> None:
