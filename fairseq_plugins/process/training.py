@@ -10,6 +10,7 @@ calls in the loop knows them (its older tasks and optimizers have only their own
 
 import atexit
 import os
+import select
 import signal
 import sys
 import threading
@@ -22,6 +23,8 @@ from typing import Any
 from fairseq import options
 from fairseq.distributed.utils import get_global_group
 from torch import distributed
+
+from fairseq_plugins.process.ending import FAILED
 
 STOP_FILE = "SPEC_DEC_STOP_FILE"
 """Variable that names a file whose existence asks for the same: a signal does not reach the processes of torchrun."""
@@ -40,19 +43,37 @@ def stop_on_request() -> None:
 
 
 def _wait_for(file: Path) -> None:
-    """Stop when the file exists, or when the runner was killed: no one would note that the training has ended."""
-    parent = os.getppid()
-    while not file.exists() and os.getppid() == parent:
-        time.sleep(_SECONDS)
-    file.touch()  # also for the processes of other GPUs, whose parent is this one
+    """Stop when the file exists, or when the runner, which reads the output, was killed: no one notes the end."""
+    reader = select.poll()
+    reader.register(1, 0)  # reports errors only; torchrun, the parent of its processes, lives on
+    while not file.exists():
+        if reader.poll(1000 * _SECONDS):
+            file.touch()  # for processes whose output another program reads
+            os.kill(os.getpid(), signal.SIGUSR1)
+            return _end_after_loop()
     os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def _end_after_loop() -> None:
+    """End one of several processes after its checkpoint, and thereby the others: fairseq would wait for them."""
+    main = threading.main_thread().ident
+    while distributed.is_initialized():
+        if _find_loop(sys._current_frames().get(main or 0)) is None:
+            os._exit(FAILED)
+        time.sleep(_SECONDS)
+
+
+def _find_loop(frame: FrameType | None) -> FrameType | None:
+    """Return the frame of fairseq's loop among a frame and its callers."""
+    while frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) != _LOOP:
+        frame = frame.f_back
+    return frame
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
     if distributed.is_initialized() and distributed.get_rank() > 0:
         return
-    while frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) != _LOOP:
-        frame = frame.f_back
+    frame = _find_loop(frame)
     if frame is None:  # before the first update or between two epochs: try again
         timer = threading.Timer(_SECONDS, os.kill, [os.getpid(), number])
         timer.daemon = True

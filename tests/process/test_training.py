@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,14 @@ from fairseq import options
 from fairseq.distributed.utils import get_global_group
 from torch import distributed
 
-from fairseq_plugins.process.training import _stop, _wait_for, bf16_without_tpu, destroy_process_groups_at_exit
+from fairseq_plugins.process.ending import FAILED
+from fairseq_plugins.process.training import (
+    _end_after_loop,
+    _stop,
+    _wait_for,
+    bf16_without_tpu,
+    destroy_process_groups_at_exit,
+)
 from tests.conftest import TINY, Corpus
 from tests.support import REPOSITORY
 from tests.train_scripts.test_runner import environment
@@ -105,10 +113,16 @@ def test_a_training_stops_when_its_runner_is_killed(tmp_path: Path) -> None:
     """It would train to its end, and the next run an update more."""
     runner = os.fork()
     if runner == 0:
-        if os.fork() == 0:
-            signal.signal(signal.SIGUSR1, lambda *_: (tmp_path / "stopped").touch())
-            (tmp_path / "begun").touch()
-            _wait_for(tmp_path / "stop")
+        reads, writes = os.pipe()
+        if os.fork() == 0:  # torchrun, or the first process of fairseq, which lives on
+            os.close(reads)
+            os.dup2(writes, 1)
+            if os.fork() == 0:
+                signal.signal(signal.SIGUSR1, lambda *_: (tmp_path / "stopped").touch())
+                (tmp_path / "begun").touch()
+                _wait_for(tmp_path / "stop")
+                os._exit(0)
+            os.wait()
             os._exit(0)
         time.sleep(1000)
     while not (tmp_path / "begun").exists():
@@ -121,7 +135,22 @@ def test_a_training_stops_when_its_runner_is_killed(tmp_path: Path) -> None:
     while not (tmp_path / "stopped").exists():
         assert time.monotonic() < end
         time.sleep(0.05)
-    assert (tmp_path / "stop").exists(), "the processes of other GPUs have this one as their parent"
+    assert (tmp_path / "stop").exists(), "the first of all processes, which saves, may be on another node"
+
+
+def test_processes_of_a_killed_runner_end_after_their_checkpoint(tmp_path: Path) -> None:
+    """fairseq's first process would wait for the others, and they for its next update."""
+    process = os.fork()
+    if process == 0:
+        distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+        watch = threading.Thread(target=_end_after_loop).start
+        loop = {"__name__": "fairseq_cli.train", "watch": watch, "time": time, "saved": tmp_path / "saved"}
+        exec("def train(): watch(); time.sleep(0.7); saved.touch()", loop)
+        loop["train"]()
+        time.sleep(30)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == FAILED
+    assert (tmp_path / "saved").exists()
 
 
 def gloo_threads() -> int:
