@@ -18,7 +18,7 @@ from fairseq_plugins.checkpoint.compact_weights import compact_weights, restore
 from fairseq_plugins.checkpoint.loading import building, read_language_model, read_state
 from fairseq_plugins.checkpoint.mapped_weights import TakeWeights
 from fairseq_plugins.checkpoint.tool_errors import check_dictionaries, check_sentencepiece
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, one_line
 from fairseq_plugins.process.output import ignore_hydras_warnings, say
 from fairseq_plugins.shared.binarised import check_binarised
 from fairseq_plugins.shared.fingerprints import keep_fingerprint
@@ -46,9 +46,13 @@ class TaskSession:
             raise
         except Exception as error:
             check_dictionaries(cfg.task.data)
-            if not isinstance(error, ValueError):  # with which fairseq's multilingual tasks refuse their options
+            if isinstance(error, MemoryError):
                 raise
-            raise ConfigurationError("--task", cfg.task._name, str(error)) from error
+            reason = one_line(error, 300)
+            if not reason or not isinstance(error, ValueError):  # with which fairseq's tasks refuse their options
+                reason = f"{type(error).__name__}: {reason}"
+            problem, remedy = f"cannot be set up ({reason})", "give a task that translates, with its options"
+            raise ConfigurationError("--task", cfg.task._name, problem, remedy) from error
         self.task.reports_summary = False  # the command prints its own
         self.task.weights_are_fixed = True
         # Reading a configuration takes long compared with decoding one sentence.

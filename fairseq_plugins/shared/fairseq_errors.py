@@ -39,6 +39,8 @@ _KNOWN = (
      "add {--source-lang} and {--target-lang}"),
     ("convert_namespace_to_omegaconf", "Could not find 'bpe/", "--bpe", "fairseq 0.12 cannot set it up",
      "choose another one"),
+    ("convert_namespace_to_omegaconf", "^Interpolation key 'criterion", "--task", "reads options of its criterion",
+     "give a task that translates"),
     ("_readline", "NoneType.*readline", "--input", "is closed", "give a file of text"),
 )  # fmt: skip
 

@@ -8,6 +8,7 @@ import pytest
 from fairseq.data import LanguagePairDataset
 
 import fairseq_plugins
+from tests.api.released import MULTI30K
 from tests.errors import refused
 from tests.families import FAMILIES, MAX_LEN, Family, generate
 
@@ -83,3 +84,18 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
     ):
         with refused(message):
             fairseq_plugins.load(**{**given, **changed})
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        ("denoising", "cannot be set up .FileNotFoundError: .*dict.txt"),
+        ("multilingual_denoising", "cannot be set up .FileNotFoundError: .*dict.txt"),
+        ("simul_text_to_text", "cannot be set up .Exception: Could not infer language pair"),
+        ("online_backtranslation", "cannot be set up .AssertionError: "),
+        ("sentence_prediction", "reads options of its criterion"),
+    ],
+)
+def test_tasks_that_decode_nothing_are_named(task: str, reason: str) -> None:
+    with refused(f"^--task {task}: {reason}.*; give a task that translates"):
+        fairseq_plugins.load(MULTI30K, task=task, device="cpu")
