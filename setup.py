@@ -45,7 +45,7 @@ _X86 = {
     "avxvnni": [*_AVX2, "-mavxvnni"],
     "avx512": _AVX512,
     "vnni": [*_AVX512, "-mavx512vnni"],
-    "amx": [*_AVX512, "-mavx512vnni", "-mavx512fp16", "-mamx-tile", "-mamx-bf16"],
+    "amx": [*_AVX512, "-mavx512vnni", "-mavx512fp16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }
 # GCC for ARM schedules instructions before it allocates registers, and then copies and spills most sums.
 _NEON = ["-fno-schedule-insns"]
@@ -54,7 +54,7 @@ INSTRUCTION_SETS: dict[str, list[str]] = {"x86_64": _X86, "AMD64": _X86, "aarch6
     platform.machine(), {"portable": []}
 )
 # What /proc/cpuinfo calls the last of these, if it has another name.
-_NEEDS = {"avxvnni": "avx_vnni", "avx512": "avx512vl", "vnni": "avx512_vnni", "amx": "amx_bf16", "dotprod": "asimddp"}
+_NEEDS = {"avxvnni": "avx_vnni", "avx512": "avx512vl", "vnni": "avx512_vnni", "amx": "amx_int8", "dotprod": "asimddp"}
 
 
 class BuildKernels(build_ext):

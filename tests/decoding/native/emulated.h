@@ -183,6 +183,21 @@ inline void multiply_tiles(int to, int a, int b) {
     }
 }
 
+inline void multiply_int8_tiles(int to, int a, int b) {
+    const int groups = tiles.bytes[a] / 4, outputs = tiles.bytes[to] / 4;
+    require(tiles.are_configured && to != a && to != b && a != b);
+    require(tiles.lines[to] == tiles.lines[a] && tiles.lines[b] == groups && tiles.bytes[b] == tiles.bytes[to]);
+    for (int line = 0; line < tiles.lines[a]; ++line) {
+        for (int i = 0; i < groups * 4; ++i) {
+            const auto* weights = reinterpret_cast<const int8_t*>(tiles.numbers[b][i / 4]);
+            for (int output = 0; output < outputs; ++output) {
+                reinterpret_cast<int32_t*>(tiles.numbers[to][line])[output] +=
+                    tiles.numbers[a][line][i] * weights[output * 4 + i % 4];
+            }
+        }
+    }
+}
+
 }  // namespace emulated
 
 #undef _mm512_srai_epi16
@@ -194,6 +209,7 @@ inline void multiply_tiles(int to, int a, int b) {
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
+#undef _tile_dpbusd
 
 #define _mm512_loadu_si512(from) emulated::load(from)
 #define _mm512_loadu_ps(from) ((__m512)emulated::load(from))
@@ -228,6 +244,7 @@ inline void multiply_tiles(int to, int a, int b) {
 #define _tile_loadd(tile, from, stride) emulated::load_tile(tile, from, stride)
 #define _tile_stored(tile, to, stride) emulated::store_tile(tile, to, stride)
 #define _tile_dpbf16ps(to, a, b) emulated::multiply_tiles(to, a, b)
+#define _tile_dpbusd(to, a, b) emulated::multiply_int8_tiles(to, a, b)
 
 // The processor and Linux have all that is asked for.
 #define __builtin_cpu_supports(name) true

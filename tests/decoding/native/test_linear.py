@@ -21,6 +21,12 @@ SIZES = {
     "has_bias": st.booleans(),
     "seed": st.integers(0, 99),
 }
+# Also of whole tiles, for any number of them.
+INT8_SIZES = {
+    **SIZES,
+    "rows": st.integers(1, 100),
+    "inputs": st.one_of(SIZES["inputs"], st.integers(1, 4).map(lambda tiles: 64 * tiles)),
+}
 
 
 def make(weight: Tensor, bias: Tensor | None, weight_format: Any, scale: Tensor | None = None, **more: bool) -> Any:
@@ -105,7 +111,7 @@ def test_tiles_are_as_exact_as_float32(
 
 
 @settings(DETERMINISTIC, max_examples=example_count(80))
-@given(exponent=st.integers(-100, 60), **SIZES)
+@given(exponent=st.integers(-100, 60), **INT8_SIZES)
 def test_int8_products_of_any_size(exponent: int, **sizes: Any) -> None:
     """They equal PyTorch's bit by bit, alone and among other rows, from fp32 weights and quantised ones."""
     x, weight, bias = drawn(**sizes)
@@ -119,14 +125,16 @@ def test_int8_products_of_any_size(exponent: int, **sizes: Any) -> None:
     assert torch.equal(apply(layer, x), expected)
     for row in {len(x) // 2, len(x) - 1}:
         assert torch.equal(apply(layer, x[row : row + 1]), expected[row : row + 1])
+    some = max(1, len(x) // 3)
+    assert torch.equal(apply(layer, x[:some]), expected[:some])
 
 
 def test_int8_sums_of_many_inputs_are_exact() -> None:
-    """The largest sums, 127 times 127 for each of 20,001 inputs, which 24 bits do not hold."""
-    weight = torch.ones(17, 20001)
-    layer = make(weight, None, FORMATS.INT8)
-    for sign in (1, -1):
-        x = torch.full((3, 20001), 2.0 * sign)
+    """The largest sums, 127 times 127 for each of 20,001 inputs (and of whole tiles), which 24 bits do not hold."""
+    for rows, inputs, sign in ((3, 20001, 1), (3, 20001, -1), (20, 20032, 1), (20, 20032, -1)):
+        weight = torch.ones(17, inputs)
+        layer = make(weight, None, FORMATS.INT8)
+        x = torch.full((rows, inputs), 2.0 * sign)
         assert torch.equal(apply(layer, x), apply_quantized(x, quantized((weight, None))))
 
 

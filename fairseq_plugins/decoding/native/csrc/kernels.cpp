@@ -28,12 +28,14 @@ SPEC_DEC_DECLARE(dotprod)
 namespace {
 
 #ifdef SPEC_DEC_WITH_AMX
-// Whether the processor has AMX-BF16 and AVX512-FP16. `__builtin_cpu_supports` of older compilers lacks these names.
+// Whether the processor has AMX-BF16, AMX-INT8 and AVX512-FP16. `__builtin_cpu_supports` of older compilers lacks these
+// names.
 bool has_amx_fp16() {
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
     if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
-    constexpr unsigned AMX_BF16 = 1u << 22, AVX512_FP16 = 1u << 23, AMX_TILE = 1u << 24;
-    return (edx & AMX_BF16) && (edx & AVX512_FP16) && (edx & AMX_TILE);
+    constexpr unsigned AMX_BF16 = 1u << 22, AVX512_FP16 = 1u << 23, AMX_TILE = 1u << 24, AMX_INT8 = 1u << 25;
+    constexpr unsigned NEEDED = AMX_BF16 | AVX512_FP16 | AMX_TILE | AMX_INT8;
+    return (edx & NEEDED) == NEEDED;
 }
 #endif
 

@@ -79,7 +79,7 @@ protected:
 
     const float* bias_at(int output) const { return bias.empty() ? nullptr : bias.data() + output; }
 
-    std::vector<float> bias;  // [outputs], padded to whole panels; empty for none
+    Floats bias;  // [outputs], padded to whole panels; empty for none
 };
 
 // Calls `run(row, count)` for blocks of about equal size, at most `most` rows each: a leftover block of one row would

@@ -48,10 +48,10 @@ void by_rows(int64_t rows, const Run& run) {
 // Packs a weight as [outputs / 16][inputs / GROUP][16][GROUP], padded with zeros. convert(output, number) returns the
 // packed number.
 template <typename Number, int GROUP, typename Given = float, typename Convert>
-std::vector<Number> pack_panels(const Weight& weight, const Convert& convert) {
+Aligned<Number> pack_panels(const Weight& weight, const Convert& convert) {
     const auto* from = static_cast<const Given*>(weight.numbers);
     const int64_t size = (weight.inputs + GROUP - 1) / GROUP * GROUP, panels = (weight.outputs + PANEL - 1) / PANEL;
-    std::vector<Number> numbers(panels * size * PANEL);
+    Aligned<Number> numbers(panels * size * PANEL, Number{});
     for (int64_t output = 0; output < weight.outputs; ++output) {
         Number* panel = numbers.data() + output / PANEL * size * PANEL + output % PANEL * GROUP;
         for (int64_t i = 0; i < weight.inputs; ++i) {

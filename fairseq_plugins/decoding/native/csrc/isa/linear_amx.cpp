@@ -65,7 +65,7 @@ private:
     }
 
     const int64_t blocks;
-    const std::vector<uint16_t> numbers;  // [outputs / 16][inputs / 2][16][2] in float16, times WEIGHT_SCALE
+    const Aligned<uint16_t> numbers;  // [outputs / 16][inputs / 2][16][2] in float16, times WEIGHT_SCALE
 };
 
 }  // namespace

@@ -123,7 +123,7 @@ void multiply_in_panels(const Number* weight, const float* bias, int inputs, con
 template <typename Number>
 class PanelLinear final : public Linear {
 public:
-    PanelLinear(const Weight& weight, std::vector<Number> numbers)
+    PanelLinear(const Weight& weight, Aligned<Number> numbers)
         : Linear(weight, MAX_ROWS), numbers(std::move(numbers)) {}
 
     void run_outputs(const float* x, int64_t rows, int first, int last, const Target& target) const override {
@@ -134,7 +134,7 @@ public:
     }
 
 private:
-    const std::vector<Number> numbers;
+    const Aligned<Number> numbers;
 };
 
 float identity(int64_t, float number) { return number; }
@@ -202,7 +202,7 @@ private:
             const int count = std::min(PACKED_OUTPUTS, end - from);
             const Weight part{
                 numbers + static_cast<int64_t>(from) * inputs, nullptr, nullptr, inputs, count, false, {}};
-            const std::vector<float> panels = pack_panels<float, 1>(part, identity);
+            const Floats panels = pack_panels<float, 1>(part, identity);
             multiply_in_panels(panels.data(), bias_at(from), inputs, x, rows, count, target.at(0, from - begin));
         }
     }

@@ -5,6 +5,10 @@
 
 #include "gemm.h"
 
+#ifdef SPEC_DEC_AMX
+#include "int8_tiles.h"
+#endif
+
 namespace spec_dec {
 namespace SPEC_DEC_ISA {
 namespace {
@@ -96,39 +100,44 @@ struct RowScale {
 // Quantizes a row to the nearest of 127 steps, padded with zeros to whole groups.
 RowScale quantize_row(const float* x, int inputs, uint8_t* quantized) {
     const auto values = [&](int i) { return inputs - i >= LANES ? load(x + i) : load_partial(x + i, inputs - i); };
-    Vector highest = {}, nan = {};
+    // Magnitudes have the order of their bits, NaN above all.
+    Integers highest = {};
     for (int i = 0; i < inputs; i += LANES) {
-        const Vector value = values(i);
-        highest = vector_max(highest, vector_max(value, -value));
-        nan += value * splat(0);
+        const Integers magnitude = (Integers)values(i) & INT32_MAX;
+        highest = magnitude > highest ? magnitude : highest;
     }
+    int32_t bits = 0;
+    for (int lane = 0; lane < LANES; ++lane) bits = std::max(bits, highest[lane]);
+    float largest;
+    std::memcpy(&largest, &bits, sizeof largest);
     // As in weights.py.
     constexpr float SMALLEST = 1e-30f;
-    const float largest = reduce_max(highest), steps = largest > SMALLEST ? 127 / largest : 0;
+    const float steps = largest > SMALLEST ? 127 / largest : 0;
     // Adding it rounds to the nearest integer, which is in the lowest bits then.
     constexpr float ROUNDER = 12582912;
     Integers negative = {};
     for (int i = 0; i < inputs; i += LANES) {
-        const Vector value = values(i) * splat(steps);
-        // Clamping also maps NaN and infinity into the range.
-        const Vector raised = value > -127 ? value : splat(-127), bounded = raised < 127 ? raised : splat(127);
-        const Integers rounded = (Integers)(bounded + splat(ROUNDER)) - (Integers)splat(ROUNDER) + ZERO_POINT;
+        const Vector raised = values(i) * splat(steps) + splat(ROUNDER);
+        const Integers rounded = (Integers)raised - (Integers)splat(ROUNDER) + ZERO_POINT;
         negative += rounded < 0 ? rounded : Integers{};
         store_groups(quantized + i * BYTES, rounded, std::min(LANES, whole_groups(inputs) - i));
     }
     int32_t missing = 0;
     for (int lane = 0; BYTES == 2 && lane < LANES; ++lane) missing -= negative[lane];
-    return {largest / 127 + reduce_sum(nan), missing};
+    return {largest / 127 + largest * 0, missing};  // infinity becomes NaN
 }
 
 // Quantized rows, which all threads of a product share.
 struct QuantizedRows {
+    static constexpr int64_t TILE_ROWS = 16;
     const int64_t size;  // inputs, in whole groups
-    std::vector<uint8_t, Uninitialized<uint8_t>> numbers;
+    Aligned<uint8_t> numbers;
     std::vector<RowScale> scales;
 
     QuantizedRows(const float* x, int64_t rows, int inputs)
-        : size(whole_groups(inputs)), numbers(rows * size * BYTES), scales(rows) {
+        : size(whole_groups(inputs)),
+          numbers((rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS * size * BYTES),
+          scales(rows) {
         for (int64_t row = 0; row < rows; ++row) {
             scales[row] = quantize_row(x + row * inputs, inputs, numbers.data() + row * size * BYTES);
         }
@@ -137,12 +146,35 @@ struct QuantizedRows {
 
 // Values are padded to whole panels.
 struct Int8Weight {
-    std::vector<int8_t> numbers;
-    std::vector<float> scale;         // [outputs]
-    std::vector<int32_t> zero_point;  // [outputs], what the zero point of the inputs adds to the sums
+    Aligned<int8_t> numbers;
+    Floats scale;                 // [outputs]
+    Aligned<int32_t> zero_point;  // [outputs], what the zero point of the inputs adds to the sums
     // The largest of any output: norm of the rounding errors, norm, and magnitude of the bias; NaN if one is.
     double error = 0, norm = 0, largest_bias = 0;
 };
+
+// Stores `columns` results of some rows, of a vector of outputs from `output` on. sums_of(row) returns their products.
+template <typename Sums>
+__attribute__((always_inline)) inline void store_products(const Int8Weight& weight, const float* bias, int64_t output,
+                                                          int64_t rows, const RowScale* scales, int columns,
+                                                          const Target& target, const Sums& sums_of) {
+    const Integers zero_point = *reinterpret_cast<const Integers*>(weight.zero_point.data() + output);
+    const Vector scale = load(weight.scale.data() + output);
+    // Copies, which the compiler keeps in registers.
+    const bool is_whole = columns >= LANES && has_vector_epilogue(target);
+    const bool is_relu = target.activation == Activation::RELU, add = target.add;
+    for (int64_t row = 0; row < rows; ++row) {
+        const Vector products = __builtin_convertvector(sums_of(row) - zero_point, Vector);
+        const Vector result = products * splat(scales[row].scale) * scale;
+        if (is_whole) {
+            vector_epilogue(result, bias, is_relu, add, target.at(row, 0).to);
+        } else {
+            float numbers[LANES];
+            store(numbers, result);
+            epilogue(numbers, std::min(columns, LANES), bias, target.at(row, 0));
+        }
+    }
+}
 
 // Computes outputs of ROWS quantized rows of `size` inputs. They begin with the panel `first`, the first of `target`.
 template <int ROWS, typename Prefetch>
@@ -151,9 +183,6 @@ __attribute__((noinline)) void multiply_int8_block(const Int8Weight& weight, con
                                                    const Target& target, Prefetch prefetch) {
     constexpr int IN_PANEL = PANEL / LANES, PANELS = PANELS_OF<ROWS>, VECTORS = PANELS * IN_PANEL;
     const int64_t panel_bytes = size * PANEL;
-    // Copies, which the compiler keeps in registers.
-    const bool is_plain = has_vector_epilogue(target), is_relu = target.activation == Activation::RELU,
-               add = target.add;
     const auto multiply = [&](auto vectors, int begin) {
         constexpr int COUNT = decltype(vectors)::value;
         const int64_t panel = first + begin / PANEL;
@@ -178,25 +207,10 @@ __attribute__((noinline)) void multiply_int8_block(const Int8Weight& weight, con
                 for (int v = 0; v < COUNT; ++v) sums[row][v] = add_products(sums[row][v], inputs, weights[v]);
             }
         }
-        const float* own_bias = bias ? bias + begin : nullptr;
-        const int columns = std::min(outputs - begin, COUNT * LANES);
-        const bool is_whole = is_plain && columns == COUNT * LANES;
-        for (int row = 0; row < ROWS; ++row) {
-            const Target to = target.at(row, begin);
-            float result[COUNT * LANES];
-            for (int v = 0; v < COUNT; ++v) {
-                const int64_t output = panel * PANEL + v * LANES;
-                const Integers products =
-                    sums[row][v] - *reinterpret_cast<const Integers*>(weight.zero_point.data() + output);
-                const Vector scaled = __builtin_convertvector(products, Vector) * splat(scales[row].scale) *
-                                      load(weight.scale.data() + output);
-                if (is_whole) {
-                    vector_epilogue(scaled, own_bias ? own_bias + v * LANES : nullptr, is_relu, add, to.to + v * LANES);
-                } else {
-                    store(result + v * LANES, scaled);
-                }
-            }
-            if (!is_whole) epilogue(result, columns, own_bias, to);
+        for (int v = 0; v < COUNT && begin + v * LANES < outputs; ++v) {
+            const int from = begin + v * LANES;
+            store_products(weight, bias ? bias + from : nullptr, panel * PANEL + v * LANES, ROWS, scales,
+                           outputs - from, target.at(0, from), [&](int64_t row) { return sums[row][v]; });
         }
     };
     int begin = 0;
@@ -205,6 +219,48 @@ __attribute__((noinline)) void multiply_int8_block(const Int8Weight& weight, con
     }
     for (; begin < outputs; begin += PANEL) multiply(std::integral_constant<int, IN_PANEL>(), begin);
 }
+
+#ifdef SPEC_DEC_AMX
+bool fits_tiles(int inputs) { return inputs % amx::INT8_INPUTS == 0; }
+
+// Fewer rows take less time on vectors, or the same if the weights are not cached.
+constexpr int64_t MIN_TILE_ROWS = 6;
+
+// Computes outputs of any number of rows on tiles, two panels at a time, which stay in the cache for all rows. Reads
+// whole tiles of rows.
+void multiply_int8_tiles(const Int8Weight& weight, const float* bias, int64_t size, int64_t first, int outputs,
+                         const uint8_t* x, const RowScale* scales, int64_t rows, const Target& target) {
+    constexpr int64_t ROW_BLOCK_SIZE = 2 * amx::ROWS;
+    const amx::TileConfig config(rows);
+    const int64_t panels = (outputs + PANEL - 1) / PANEL, panel_bytes = size * PANEL;
+    const int64_t lines = amx::INT8_PANELS * amx::ROWS / ((rows + ROW_BLOCK_SIZE - 1) / ROW_BLOCK_SIZE);
+    alignas(amx::LINE) int32_t sums[ROW_BLOCK_SIZE * amx::INT8_PANELS * PANEL];
+    for (int64_t panel = 0; panel < panels; panel += amx::INT8_PANELS) {
+        const int64_t last = std::min(panel + amx::INT8_PANELS, panels);
+        const int8_t* numbers = weight.numbers.data() + (first + panel) * panel_bytes;
+        // After the last panels, prefetch cached weights.
+        const int8_t* next = numbers + (last < panels ? amx::INT8_PANELS * panel_bytes : 0);
+        for (int64_t row = 0; row < rows; row += ROW_BLOCK_SIZE) {
+            const int64_t block = std::min(rows - row, ROW_BLOCK_SIZE);
+            const int8_t* second = numbers + (last - 1 - panel) * panel_bytes;
+            const amx::Int8Operands operands{x + row * size, numbers, second, next, size, lines};
+            next += lines * amx::LINE * (size / amx::INT8_INPUTS);
+            block > amx::ROWS ? amx::multiply_int8<2>(operands, sums) : amx::multiply_int8<1>(operands, sums);
+            for (int64_t p = panel; p < last; ++p) {
+                const auto from = static_cast<int>(p) * PANEL;
+                const int32_t* own = sums + (p - panel) * PANEL;
+                const auto sums_of = [&](int64_t r) {
+                    return *reinterpret_cast<const Integers*>(own + r * amx::INT8_PANELS * PANEL);
+                };
+                store_products(weight, bias ? bias + from : nullptr, (first + p) * PANEL, block, scales + row,
+                               outputs - from, target.at(row, from), sums_of);
+            }
+        }
+    }
+}
+#else
+bool fits_tiles(int) { return false; }
+#endif
 
 // To 16 significant bits, so that a restored weight is exact in float32 and is quantized to the same numbers again.
 float rounded_scale(float scale) {
@@ -223,7 +279,7 @@ void keep_larger(double& largest, double value) {
 // int8_weights.py.
 Int8Weight pack_int8(const Weight& weight) {
     const int64_t inputs = weight.inputs, size = (weight.outputs + PANEL - 1) / PANEL * PANEL;
-    Int8Weight result{{}, std::vector<float>(size), std::vector<int32_t>(size)};
+    Int8Weight result{{}, Floats(size, 0), Aligned<int32_t>(size, 0)};
     std::vector<double> errors(weight.outputs), squares(weight.outputs);
     const auto add = [&](int64_t output, double number, int8_t step) {
         const double error = number - static_cast<double>(result.scale[output]) * step;
@@ -260,12 +316,21 @@ Int8Weight pack_int8(const Weight& weight) {
 
 class Int8Linear final : public Linear {
 public:
-    explicit Int8Linear(const Weight& weight) : Linear(weight, MAX_ROWS), weight(pack_int8(weight)) {}
+    explicit Int8Linear(const Weight& weight)
+        : Linear(weight, fits_tiles(weight.inputs) ? 2 * QuantizedRows::TILE_ROWS : MAX_ROWS),
+          weight(pack_int8(weight)) {}
 
     void run_outputs(const float* x, int64_t rows, int first, int last, const Target& target) const override {
         const QuantizedRows quantized(x, rows, inputs);
         // int8 takes at most half the time of float32.
         parallel_outputs(*this, rows, first, last, 2, [&](int begin, int end) {
+#ifdef SPEC_DEC_AMX
+            if (rows >= MIN_TILE_ROWS && fits_tiles(inputs)) {
+                return multiply_int8_tiles(weight, bias_at(begin), quantized.size, begin / PANEL, end - begin,
+                                           quantized.numbers.data(), quantized.scales.data(), rows,
+                                           target.at(0, begin - first));
+            }
+#endif
             const auto* panels = weight.numbers.data() + begin * quantized.size;
             by_panels<MAX_ROWS>(panels, quantized.size, rows, end - begin,
                                 [&](int64_t row, auto block, int from, int count, auto prefetch) {
