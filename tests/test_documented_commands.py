@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Corpus
+from tests.pages.trace_samples import SPECIAL, header, note, sentence, write
 from tests.support import REPOSITORY
 from tests.test_recipes import environment
 
@@ -227,3 +228,19 @@ def test_python_runs(
         block = re.sub(r'subwords="[^"]*",.*', "", block)
         exec(block, variables)
     assert capsys.readouterr().out != ""
+
+
+def test_python_of_traces_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    symbols = [*SPECIAL, "a"]
+    slow, fast = [note([4], [4, 4], 1, 1), note([], [2], 0, 1)], [note([4], [4, 2], 1, 2)]
+    sentences = [sentence(number, [4, 2], [4, 2], iterations) for number, iterations in enumerate((slow, fast))]
+    write(tmp_path / "trace.jsonl", [header(symbols, symbols), *sentences])
+    for file, seconds in (("gad.jsonl", 2), ("greedy.jsonl", 3)):
+        write(tmp_path / file, [{"id": number, "seconds": seconds} for number in range(3)])
+    text = (REPOSITORY / "docs" / "traces.md").read_text(encoding="utf-8")
+    for block in re.findall("```python\n(.*?)```", text, re.DOTALL):
+        exec(block, {})
+    assert capsys.readouterr().out == f"1 ['a', '</s>']\n{[1.5] * 9}\n"
