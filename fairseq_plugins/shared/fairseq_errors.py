@@ -21,6 +21,8 @@ _KNOWN = (
     ("load_align_dict", "No such file", "--replace-unk", f"no such file; {_NO_UNK}", ""),
     ("main", "too many values to unpack", "--print-alignment", "is not for fairseq-interactive", "give hard"),
     ("_main", "expected str instance, int found", "--print-alignment", "is not for {--score-reference}", "give hard"),
+    ("generate", "^'target'$", "--score-reference", "the data has no references", "give fairseq-generate a set "
+     "with both languages"),
     ("init_constraints", "NoneType", "--constraints", "fairseq-generate has none", "use fairseq-interactive"),
     ("add_sequence", "^$", "--constraints", "a line has an empty one", "give a phrase after each tab"),
     ("build_generator", "mutually exclusive", None, "{--sampling}, {--match-source-len}, {--diverse-beam-groups} and "

@@ -123,9 +123,9 @@ class CheckedTranslation(TranslationTask):
 
         fairseq 0.12 drops a last batch whose size is not a multiple of `--required-batch-size-multiple`, 8 by default.
         Lines of `fairseq-interactive` that are too long are named and left out, and the exit status is 1; in fairseq
-        the first one ends the run.
+        the first one ends the run, without `--skip-invalid-size-inputs-valid-test`.
         """
-        if self._lines_read:
+        if self._lines_read and not kwargs.get("ignore_invalid_inputs"):
             limits, before = kwargs["max_positions"], self._lines_read - len(dataset)
             for index in dataset.filter_indices_by_size(dataset.ordered_indices(), limits)[1]:
                 fail(f"line {before + index + 1}: has {dataset.src_sizes[index]} tokens, and the model reads at most "

@@ -130,6 +130,10 @@ def test_lines_that_are_too_long_do_not_stop_the_rest(released: Released, monkey
         outputs, expected = (re.findall(r"^H-(\d+)\t\S+\t(.*)$", printed, re.MULTILINE) for printed in (done, whole))
         assert outputs == [expected[0], ("2", expected[1][1]), ("3", expected[2][1])]
         assert failed == ["line 2: has 3001 tokens, and the model reads at most 1024; it has no translation; split it"]
+    failed.clear()
+    skip = "--skip-invalid-size-inputs-valid-test"
+    skipping = run_in_process("interactive", options(released, *common, str(text), "--buffer-size", "10", skip)).stdout
+    assert re.findall(r"^H-(\d+)\t\S+\t(.*)$", skipping, re.MULTILINE) == outputs and not failed
 
 
 def test_standard_input_of_interactive_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
