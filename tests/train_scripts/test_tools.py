@@ -277,6 +277,15 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
     assert (result.returncode, result.stderr) == (2, full)
 
 
+@pytest.mark.parametrize("content", [None, "a text\n", ""])
+def test_what_is_no_model_of_sentencepiece_is_named(content: str | None, tmp_path: Path) -> None:
+    model = tmp_path / "subwords.model"
+    if content is not None:
+        model.write_text(content)
+    with refused("subwords.model: not a model of sentencepiece .*; copy it again"):
+        main(["apply-subwords", str(model), "in", "out"])
+
+
 def test_text_needs_no_torch(tmp_path: Path) -> None:
     """A recipe calls these tools often."""
     script = "import sys, train_scripts.tools.__main__; print({'torch', 'fairseq', 'sentencepiece'} & set(sys.modules))"

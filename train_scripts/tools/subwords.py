@@ -51,10 +51,19 @@ def apply(model: Path, files: Sequence[Path]) -> None:
     Args:
         model: file of the sentencepiece model.
         files: pairs of text and output: IN OUT [IN OUT ...].
+
+    Raises:
+        ConfigurationError: for a file that is no model of sentencepiece.
     """
     import sentencepiece
 
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    try:
+        processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    except (OSError, RuntimeError):
+        from fairseq_plugins.checkpoint.tool_errors import check_sentencepiece  # whose import takes seconds
+
+        check_sentencepiece(str(model))
+        raise
     for source, target in file_pairs(files):
         write_lines(target, (" ".join(processor.encode(line, out_type=str)) for line in read_lines(source)))
 
