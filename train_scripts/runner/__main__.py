@@ -9,7 +9,6 @@ A command whose output exists is skipped. The variable LOCK names a lock file, h
 """
 
 import argparse
-import errno
 import os
 import re
 import shlex
@@ -121,12 +120,11 @@ def main(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if error.filename is None and not is_full:
+        said = stages.full_disk(error)
+        if said is None and error.filename is None:
             raise
-        remedy = "free disk space" if is_full else "run it in a clone that you may write to"
-        # Errors of writing name no file.
-        print(f"error: {error.filename or 'a file'}: cannot be written ({error.strerror}); {remedy}", file=sys.stderr)
+        remedy = "run it in a clone that you may write to"
+        print(f"error: {said or f'{error.filename}: cannot be written ({error.strerror}); {remedy}'}", file=sys.stderr)
         return 2
     except StopRequested:
         print("Stopped by SIGUSR1. The same command resumes here.", file=sys.stderr, flush=True)

@@ -63,6 +63,13 @@ def lock(file: Path) -> None:
         time.sleep(0.1)
 
 
+def full_disk(error: OSError) -> str | None:
+    """Return the message of an error that is due to a full disk; errors of writing name no file."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    return f"{error.filename or 'a file'}: cannot be written ({error.strerror}); free disk space"
+
+
 @contextmanager
 def started(command: str, **files: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Start a command, and end it if this process is interrupted; otherwise a training would continue unattended."""

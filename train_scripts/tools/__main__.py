@@ -11,6 +11,8 @@ from importlib import import_module
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin
 
+from train_scripts.runner.stages import full_disk
+
 # Module and function of each tool, imported only when called, because torch takes seconds.
 TOOLS = {
     "apply-gpt2-bpe": "subwords.apply_gpt2",
@@ -66,10 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger().setLevel(logging.WARNING)  # importing fairseq sets a more verbose level
         result = tool(**vars(parser_of(name, tool).parse_args(arguments)))
     except OSError as error:
-        if error.filename is not None:
-            print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
-        else:  # of writing
-            print(f"error: a file: cannot be written ({error.strerror}); free disk space", file=sys.stderr)
+        said = full_disk(error) or f"{error.filename or 'a file'}: {error.strerror or error}"
+        print(f"error: {said}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # the recipe prints a message
         return 128 + signal.SIGINT
