@@ -42,10 +42,9 @@ class BlockwiseLoss(SummedLoss):
     """
 
     def __init__(self, task: FairseqTask, label_smoothing: float, head_loss: str, first_head_weight: float) -> None:
-        super().__init__(task)
+        super().__init__(task, label_smoothing)
         if not 0 < first_head_weight < math.inf:
             raise ConfigurationError("--first-head-weight", first_head_weight, remedy="give a number above 0")
-        self.label_smoothing = label_smoothing
         self.head_loss = str(head_loss)
         self.first_head_weight = first_head_weight
 

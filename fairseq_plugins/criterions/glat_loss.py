@@ -55,13 +55,12 @@ class GlatLoss(SummedLoss):
     def __init__(
         self, task: FairseqTask, label_smoothing: float, position_decay: float = 0.0, verifier_loss: float = 1.0
     ) -> None:
-        super().__init__(task)
-        if not position_decay >= 0:
+        super().__init__(task, label_smoothing)
+        if not 0 <= position_decay < math.inf:
             raise ConfigurationError("--position-decay", position_decay, remedy="give 0 (no decay) or more")
-        if not verifier_loss >= 0:
+        if not 0 <= verifier_loss < math.inf:
             remedy = "give 0 (the drafter's loss alone) or more"
             raise ConfigurationError("--verifier-loss", verifier_loss, remedy=remedy)
-        self.label_smoothing = label_smoothing
         self.position_decay = position_decay
         self.verifier_loss = verifier_loss
 

@@ -8,13 +8,25 @@ import torch
 from fairseq import utils
 from fairseq.criterions import FairseqCriterion
 from fairseq.logging import metrics
+from fairseq.tasks import FairseqTask
 from torch import Tensor
 
 from fairseq_plugins.data.block_masking import Blocks
+from fairseq_plugins.errors import ConfigurationError
 
 
 class SummedLoss(FairseqCriterion):
-    """A loss whose logs are sums, which workers add up."""
+    """A loss with label smoothing whose logs are sums, which workers add up.
+
+    Raises ConfigurationError for a `label_smoothing` outside of [0, 1).
+    """
+
+    def __init__(self, task: FairseqTask, label_smoothing: float) -> None:
+        super().__init__(task)
+        if not 0 <= label_smoothing < 1:
+            remedy = "give a number from 0 to below 1"
+            raise ConfigurationError("--label-smoothing", label_smoothing, remedy=remedy)
+        self.label_smoothing = label_smoothing
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:

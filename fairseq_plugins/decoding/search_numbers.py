@@ -19,6 +19,10 @@ Power = Annotated[float, Meta(ge=-70, le=70)]
 Penalty = Annotated[float, Meta(ge=-1e308)]
 # Scores in fp32 that are divided by less overflow.
 Temperature = Annotated[float, Meta(ge=1e-30, le=1e6)]
+# Weights of scores; below 0 some of them are off.
+Weight = Annotated[float, Meta(ge=-1e6, le=1e6)]
+# Of the probability; 0 and below: off.
+Share = Annotated[float, Meta(ge=-1, le=1)]
 
 
 class SearchNumbers(TypedDict, total=False):
@@ -33,6 +37,10 @@ class SearchNumbers(TypedDict, total=False):
     unkpen: Penalty
     temperature: Temperature
     no_repeat_ngram_size: Length
+    sampling_topp: Share
+    diverse_beam_strength: Weight
+    diversity_rate: Weight
+    lm_weight: Weight
 
 
 def check_values(values: Mapping[str, Any], kind: Any) -> dict[str, Any]:

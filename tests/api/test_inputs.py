@@ -96,6 +96,11 @@ def test_options_of_calls(options: dict, message: str) -> None:
         ({"temperature": 1e-38}, "temperature=1e-38: give a number of at least 1e-30"),
         ({"temperature": 0}, "temperature=0: give a number above 0; for the best output leave out sampling= and this"),
         ({"min_len": -1}, "min_len=-1: give a whole number of at least 0"),
+        ({"sampling": True, "sampling_topp": float("nan")}, "sampling_topp=nan: give a number$"),
+        ({"sampling": True, "sampling_topp": 1.5}, "sampling_topp=1.5: give a number of at most 1"),
+        ({"lm_weight": float("inf")}, "lm_weight=inf: give a number of at most 1000000"),
+        ({"diversity_rate": float("nan")}, "diversity_rate=nan: give a number$"),
+        ({"diverse_beam_strength": -float("inf")}, "diverse_beam_strength=-inf: give a number of at least -1000000"),
     ],
 )
 def test_arguments_of_load(options: dict, message: str) -> None:

@@ -1,5 +1,6 @@
 """The losses: normalisation independent of the split of a batch, and logs."""
 
+import math
 from typing import Any
 from unittest import mock
 
@@ -10,9 +11,11 @@ from fairseq.logging import metrics
 from fairseq_plugins.criterions.blockwise_loss import BlockwiseLoss
 from fairseq_plugins.criterions.glat_loss import GlatLoss
 from fairseq_plugins.data.block_masking import sample_blocks
+from fairseq_plugins.errors import flag
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
+from tests.errors import error_about
 from tests.support import make_args, make_drafter, make_sample, make_task
 
 
@@ -149,3 +152,14 @@ def test_every_weight_has_a_gradient_with_each_head() -> None:
     loss = BlockwiseLoss(task, 0.1, "sampled", 1e9)(model, train_sample(task, [5, 2], None))[0]
     loss.backward()
     assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -1.0])
+def test_a_loss_of_no_numbers_is_refused(number: float) -> None:
+    task = make_task()
+    for loss, name in ((GlatLoss, "position_decay"), (GlatLoss, "verifier_loss"), (BlockwiseLoss, "first_head_weight")):
+        others = {"head_loss": "mean"} if loss is BlockwiseLoss else {}
+        with error_about(flag(name)):
+            loss(task, label_smoothing=0.1, **others, **{name: number})
+    with error_about("--label-smoothing", "give a number from 0 to below 1"):
+        GlatLoss(task, number)
