@@ -176,8 +176,8 @@ def _raise_again(dropped: Any) -> None:
 
 
 def requeue() -> None:
-    """Requeue this Slurm job if the variable REQUEUE is set."""
-    if os.environ.get("REQUEUE") and os.environ.get("SLURM_JOB_ID"):
+    """Requeue this Slurm job if the variable REQUEUE is neither empty nor 0."""
+    if os.environ.get("REQUEUE", "0") not in ("", "0") and os.environ.get("SLURM_JOB_ID"):
         sys.stdout.flush()
         subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])
 

@@ -3,20 +3,22 @@
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from fairseq_plugins.process import ending
 from fairseq_plugins.process.output import PARENT
-from fairseq_plugins.shared import workers
+from fairseq_plugins.shared import cli, workers
 from fairseq_plugins.shared.cli import TimeIsUp, run_command
 from fairseq_plugins.shared.workers import start_processes
 from tests.errors import error_about
 from tests.support import make_args, make_task
+from train_scripts.runner import __main__ as runner
 
 
 def test_processes_that_would_train_two_models(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,6 +94,20 @@ def test_processes_that_a_time_limit_stops(monkeypatch: pytest.MonkeyPatch, caps
     for name in (PARENT, "REQUEUE", "SLURM_JOB_ID"):
         monkeypatch.setenv(name, "1")
     assert run_command("spec-dec-x", stop, []) == 138 and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("value", "requeues"), [("1", True), ("yes", True), ("0", False), ("", False)])
+@pytest.mark.parametrize("requeue", [cli.requeue, runner.requeue])
+def test_a_job_is_requeued_on_request(
+    requeue: Callable[[], None], value: str, requeues: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By commands and recipes alike."""
+    run: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", run.append)
+    monkeypatch.setenv("REQUEUE", value)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    requeue()
+    assert run == [["scontrol", "requeue", "7"]] * requeues
 
 
 @pytest.mark.parametrize("given", [None, "7"])

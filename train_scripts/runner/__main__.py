@@ -94,8 +94,8 @@ def request_stop(*_: object) -> NoReturn:
 
 
 def requeue() -> None:
-    """Requeue this Slurm job if the variable REQUEUE is set."""
-    if os.environ.get("REQUEUE") and os.environ.get("SLURM_JOB_ID"):
+    """Requeue this Slurm job if the variable REQUEUE is neither empty nor 0."""
+    if os.environ.get("REQUEUE", "0") not in ("", "0") and os.environ.get("SLURM_JOB_ID"):
         subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])
 
 
