@@ -316,6 +316,8 @@ def test_numbers_that_fairseq_takes_are_taken(checkout: Path) -> None:
     assert "--keep-raw" not in result.stdout and "--max-length-ratio" not in result.stdout
     processor = Path("/proc/cpuinfo").read_text()
     assert ("--cpu-bf16" in result.stdout) == ("avx512_bf16" in processor or "amx_bf16" in processor)
+    result = run(checkout, "multi30k", "--dry-run", **{**taken, "GPUS": "", "CUDA_VISIBLE_DEVICES": "0"})
+    assert "--fp16" in result.stdout and "--cpu-bf16" not in result.stdout
 
 
 def test_downloads_are_checked(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ if [ "$SHAPE" = base ]; then
     verifier_options+=" --task spec_dec --encoder-normalize-before --decoder-normalize-before --attention-dropout 0.1"
     verifier_options+=" --lr-scheduler polynomial_decay --total-num-update $VERIFIER_UPDATES"
     # Other processors emulate bfloat16, five times as slow as float32.
-    if [ "${GPUS:-0}" = 0 ] && grep -qsE 'avx512_bf16|amx_bf16' /proc/cpuinfo; then TRAINING_OPTIONS="--cpu-bf16 ${TRAINING_OPTIONS:-}"; fi
+    if grep -qsE 'avx512_bf16|amx_bf16' /proc/cpuinfo; then cpu_training=--cpu-bf16; fi
 fi
 teacher_options+=" --lr $TEACHER_LR --dropout $TEACHER_DROPOUT --max-update $TEACHER_UPDATES"
 if [ "$TEACHERS" -gt 0 ]; then

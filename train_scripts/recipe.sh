@@ -69,13 +69,14 @@ choose "unigram|bpe|moses|gpt2" SUBWORDS
 trap 'pkill -TERM -P $$ 2>/dev/null || true' EXIT
 
 # Variables that a recipe sets for the runner besides its settings: suffixes and language of the text; fairseq's options,
-# quoted as in a shell, of every command (task_options), of trainings, of decoding by the teacher (distil_options) and on
-# the validation and test sets (search_options); options of spec-dec-metrics; further decoders to test; the licence of the
-# data; the origin of the text (its default: DATA), with which alone a NAME is continued; and the stages, if not all.
+# quoted as in a shell, of every command (task_options), of trainings, those without a GPU (cpu_training), of decoding by the
+# teacher (distil_options) and on the validation and test sets (search_options); options of spec-dec-metrics; further decoders
+# to test; the licence of the data; the origin of the text (its default: DATA), with which alone a NAME is continued; and the
+# stages, if not all.
 src='' tgt='' licence=unknown origin='' recipe_stages='' decoders='' task_options='' distil_options=''
-search_options='' metric_options='' teacher_options='' verifier_options='' drafter_training='' blockwise_training=''
+search_options='' metric_options='' teacher_options='' verifier_options='' drafter_training='' blockwise_training='' cpu_training=''
 export src tgt LANGUAGE_OF_TARGET licence origin recipe_stages decoders task_options distil_options search_options metric_options \
-    teacher_options verifier_options drafter_training blockwise_training SUBWORDS ACTIVATION TEACHERS
+    teacher_options verifier_options drafter_training blockwise_training cpu_training SUBWORDS ACTIVATION TEACHERS
 
 # Hyper-parameters of the papers: GAD Table 10, left (the verifier) and right (the drafter), as in SpecDec Table 7 and
 # Aggressive Decoding Table 13. β2 of the verifier is the usual 0.98 (Vaswani et al. 2017), not the tables' 0.99. Dropout:

@@ -46,6 +46,8 @@ def read_settings(variables: Mapping[str, str]) -> Settings:
         setattr(s, name, getattr(s, name) or getattr(s, other))
     s.origin = s.origin or s.DATA or (f"that of NAME={s.FROM}" if s.FROM else "the recipe's download")
     s.GPUS = s.GPUS or str(count_gpus(variables))
+    if s.GPUS == "0":
+        s.TRAINING_OPTIONS = f"{s.cpu_training} {s.TRAINING_OPTIONS}"
     s.WORKERS = s.WORKERS or s.SLURM_CPUS_PER_TASK or str(len(os.sched_getaffinity(0)))
     if not s.TORCHRUN and s.GPUS != "0" and int(s.SLURM_JOB_NUM_NODES or "1") > 1:
         s.TORCHRUN = slurm_launcher(s)
