@@ -9,7 +9,7 @@
 #
 # Results: results/demo. Nothing of an earlier run is used. UPDATES=1000 trains longer, TIMING_SENTENCES=200 times more
 # sentences. To train all models on your own text: make demo DATA=folder NAME=mytext.en-de.
-script=${BASH_SOURCE[0]}
+script=$(realpath -- "${BASH_SOURCE[0]}")
 # shellcheck source=train_scripts/recipe.sh
 source "$(dirname "$script")/recipe.sh" || exit
 no_options "$@"

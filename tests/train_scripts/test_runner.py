@@ -433,7 +433,8 @@ def test_a_recipe_starts_from_anywhere(clone: Path, tmp_path: Path) -> None:
     assert (clone / "data-bin/y/origin.txt").read_text() == f"{tmp_path}/-text\n"
     (tmp_path / "-text").rename(tmp_path / "mein Täxt's")
     variables |= {"DATA": "", "BART": "mein Täxt's", "TEACHER": "mein Täxt's/train.en"}
-    result = recipe(clone, "cnn_dm", "--dry-run", folder=tmp_path, **variables)
+    (clone / "linked.sh").symlink_to("train_scripts/cnn_dm.sh")
+    result = recipe(clone, "../linked", "--dry-run", folder=tmp_path, **variables)
     model = shlex.quote(f"{tmp_path}/mein Täxt's/model.pt")
     assert f"--finetune-from-model {model} " in result.stdout, result.stderr
 
