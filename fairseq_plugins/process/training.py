@@ -1,14 +1,15 @@
 """The process of fairseq-train: its end on request, the end of its process groups, and `--bf16` on a GPU.
 
 Slurm sends SIGUSR1 before a time limit, and a training ends with a checkpoint. fairseq stops and saves after the update
-that reaches --max-update, so a request lowers --max-update. Only the first of several processes saves and stops; the
-sender of the request ends the others.
+that reaches --max-update, so a request lowers --max-update, at once or after a validation that is due. Only the first
+of several processes saves and stops; the sender of the request ends the others.
 
 The settings are a local variable of fairseq's loop, which the handler gets from Python as a frame: nothing that fairseq
 calls in the loop knows them (its older tasks and optimizers have only their own), and fairseq is not patched.
 """
 
 import atexit
+import math
 import os
 import select
 import signal
@@ -70,12 +71,30 @@ def _find_loop(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
+_asked_at: list[int] = []  # numbers of updates at requests in fairseq's loop, the first one first
+
+
+def _validates_soon(frame: FrameType) -> bool:
+    """Return whether fairseq may validate this update or one beside it, which it would not do after a restart.
+
+    False two updates after the first request: some trainings validate all the time.
+    """
+    cfg, done, batches = frame.f_locals["cfg"], frame.f_locals["trainer"].get_num_updates(), frame.f_locals.get("itr")
+    _asked_at.append(done)
+    intervals = (cfg.checkpoint.save_interval_updates, cfg.dataset.validate_interval_updates)
+    # An update is counted before its validation.
+    is_due = any(every > 0 and (done + 1) % every <= 1 for every in intervals)
+    ends_epoch = getattr(batches, "n", 0) + 1 >= getattr(batches, "total", math.inf)
+    return (is_due or ends_epoch) and done < _asked_at[0] + 2
+
+
 def _stop(number: int, frame: FrameType | None) -> None:
     if distributed.is_initialized() and distributed.get_rank() > 0:
         return
     frame = _find_loop(frame)
-    if frame is None:  # before the first update or between two epochs: try again
-        timer = threading.Timer(_SECONDS, os.kill, [os.getpid(), number])
+    # None: before the first update or between two epochs.
+    if frame is None or _validates_soon(frame):
+        timer = threading.Timer(_SECONDS, os.kill, [os.getpid(), number])  # try again
         timer.daemon = True
         timer.start()
         return

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from fairseq import options
 from fairseq.distributed.utils import get_global_group
 from torch import distributed
 
+from fairseq_plugins.process import training as training_process
 from fairseq_plugins.process.ending import FAILED
 from fairseq_plugins.process.training import (
     _end_after_loop,
@@ -97,16 +99,50 @@ def test_a_training_stops_with_a_checkpoint(corpus: Corpus, programs: Path, tmp_
         assert all(torch.equal(value, models[1][name]) for name, value in models[0].items())
 
 
-@pytest.mark.parametrize(("update", "limit", "stops"), [(5, 0, True), (5, 7, True), (6, 7, False), (7, 7, False)])
-def test_a_request_leaves_the_last_update_as_it_is(update: int, limit: int, stops: bool) -> None:
-    """Without its validation, and one update longer after a restart, a training would give another model."""
+def ask_to_stop(update: int, limit: int, interval: int = 0, batches: tuple[int, int] = (1, 9)) -> SimpleNamespace:
+    """Return the settings of fairseq's loop after a request in it; `batches` are those begun and those of the epoch."""
     cfg = SimpleNamespace(
-        optimization=SimpleNamespace(max_update=limit), dataset=SimpleNamespace(disable_validation=False)
+        optimization=SimpleNamespace(max_update=limit),
+        dataset=SimpleNamespace(disable_validation=False, validate_interval_updates=0),
+        checkpoint=SimpleNamespace(save_interval_updates=interval),
     )
     loop: dict[str, Any] = {"__name__": "fairseq_cli.train", "stop": lambda: _stop(signal.SIGUSR1, sys._getframe(1))}
-    exec("def train(cfg, trainer): stop()", loop)
-    loop["train"](cfg, SimpleNamespace(get_num_updates=lambda: update))
+    exec("def train(cfg, trainer, itr): stop()", loop)
+    trainer, itr = SimpleNamespace(get_num_updates=lambda: update), SimpleNamespace(n=batches[0], total=batches[1])
+    loop["train"](cfg, trainer, itr)
+    return cfg
+
+
+@pytest.mark.parametrize(("update", "limit", "stops"), [(5, 0, True), (5, 7, True), (6, 7, False), (7, 7, False)])
+def test_a_request_leaves_the_last_update_as_it_is(
+    update: int, limit: int, stops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its validation, and one update longer after a restart, a training would give another model."""
+    monkeypatch.setattr(training_process, "_asked_at", [])
+    cfg = ask_to_stop(update, limit)
     assert (cfg.optimization.max_update, cfg.dataset.disable_validation) == ((1, True) if stops else (limit, False))
+
+
+@pytest.mark.parametrize(
+    ("updates", "interval", "batches", "stops"),
+    [
+        ([8], 10, (1, 99), [True]),
+        ([9, 10, 11], 10, (1, 99), [False, False, True]),  # in the update, in its validation or the next one, and later
+        ([10, 11], 10, (1, 99), [False, True]),
+        ([5, 6, 7], 1, (1, 99), [False, False, True]),
+        ([5, 6, 7], 0, (98, 99), [False, False, True]),  # fairseq validates at the end of an epoch
+    ],
+)
+def test_a_request_waits_for_a_validation_that_is_due(
+    updates: list[int], interval: int, batches: tuple[int, int], stops: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart fairseq goes on with the next update: the best checkpoint could be another."""
+    timers: list[Any] = []
+    monkeypatch.setattr(threading, "Timer", lambda *given: timers.append(given) or mock.Mock())
+    monkeypatch.setattr(training_process, "_asked_at", [])
+    cfgs = [ask_to_stop(update, 0, interval, batches) for update in updates]
+    assert [cfg.dataset.disable_validation for cfg in cfgs] == stops
+    assert timers == [(0.5, os.kill, [os.getpid(), signal.SIGUSR1])] * stops.count(False)
 
 
 def test_a_training_stops_when_its_runner_is_killed(tmp_path: Path) -> None:
