@@ -89,7 +89,8 @@ def _build(context: MethodContext, options: ReuseOptions) -> Method:
 
 
 def _build_kernels(context: MethodContext, options: ReuseOptions) -> KernelMethod:
-    module, width = context.kernel_weights.module, options.block_size or DEFAULT_WIDTH
+    module, longest = context.kernel_weights.module, context.models[0].max_decoder_positions()
+    width = min(options.block_size or DEFAULT_WIDTH, longest)  # the policy takes memory for each
     drafter = module.CopyDrafter(module.Lookup.NEAREST, NEAREST_MAX_MATCH, width)
     return KernelMethod(
         context.kernel_weights,

@@ -7,7 +7,19 @@ from fairseq_plugins.decoding.reference.drafters.copying import CopyDrafter, dra
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.errors import ConfigurationError
 from tests.decoding.methods.without_model import blocks_of, drafts_of
-from tests.support import Options, decode, make_dictionary, make_sample, make_task, make_transformer
+from tests.support import (
+    Options,
+    assert_same_output,
+    decode,
+    fairseq_greedy,
+    ids,
+    make_all,
+    make_dictionary,
+    make_drafter,
+    make_sample,
+    make_task,
+    make_transformer,
+)
 
 A, B, C, D, E, F, EOS = 10, 11, 12, 13, 14, 15, 2
 
@@ -60,3 +72,14 @@ def test_ids_outside_of_the_dictionary_are_refused(engine: Engine | None) -> Non
     sample = {**make_sample(task, [4]), "drafts": [[[5, 40]]]}
     with pytest.raises(ConfigurationError, match="token 40 is not in the dictionary of 40 symbols"):
         decode([make_transformer(task)], task, sample, Options("reuse"), engine=engine)
+
+
+@pytest.mark.parametrize("fallback", ["none", "gad"])
+def test_drafts_beyond_the_longest_output_take_no_memory(fallback: str) -> None:
+    task, model, sample = make_all(40, 3, [5, 3, 8])
+    expected = fairseq_greedy([model], task, sample, max_len_b=20)
+    sample["drafts"] = [[tokens] for tokens in ids(expected)]
+    drafter = make_drafter(task, 1, 5, model) if fallback == "gad" else None
+    how = Options("reuse", 10**12, fixed_width=False, iad_fallback=fallback)
+    ours, _ = decode([model], task, sample, how, drafter, max_len_b=20)
+    assert_same_output(ours, expected)
