@@ -20,6 +20,7 @@ from fairseq_plugins.errors import ConfigurationError
 from tests.support import (
     Options,
     fairseq_beam,
+    fairseq_greedy,
     ids,
     make_all,
     make_drafter,
@@ -163,6 +164,21 @@ def test_a_changed_drafter_is_used() -> None:
     backend = generator.backend
     drafter.load_state_dict(other.state_dict())
     assert ids(generator.generate([verifier], sample)) == expected and generator.backend is not backend
+
+
+@pytest.mark.parametrize("change", ["load", "write data", "replace a layer"])
+def test_decoders_that_share_a_drafter_notice_a_changed_verifier(change: str) -> None:
+    """Each of them moves joined weights when it reads them again."""
+    task, verifier, sample = make_all(50, 3, [4, 0, 12, 7], 1)
+    drafter, other = make_drafter(task, 1, 5, verifier), make_transformer(task, 4)
+    methods = (Options("gad", 5), Options("iad", 5, iad_fallback="gad"))
+    generators = [make_generator([verifier], task, method, drafter, max_len_b=20)[0] for method in methods]
+    before = [ids(generator.generate([verifier], sample)) for generator in generators]
+    CHANGES[change](verifier, other)
+    expected = ids(fairseq_greedy([verifier], task, sample, max_len_b=20))
+    assert expected not in before
+    for _ in range(2):
+        assert [ids(generator.generate([verifier], sample)) for generator in generators] == [expected] * 2
 
 
 def test_inference_tensors_are_compared_by_their_values() -> None:
