@@ -15,7 +15,6 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
-from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.requests import ClientDisconnect
 
 from fairseq_plugins.api.inputs import check_characters
@@ -105,7 +104,6 @@ def make_app(models: list[ServedModel], settings: Settings) -> FastAPI:
         app.add_exception_handler(kind, _answer)
     if settings.origins:
         app.add_middleware(CORSMiddleware, allow_origins=settings.origins, allow_methods=["*"], allow_headers=["*"])
-    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_bytes)
     paths = frozenset(["/", *app.openapi()["paths"]])
     app.add_middleware(Accounting, metrics=server.metrics, answer=_answer, paths=paths, max_bytes=settings.max_bytes)
     return app

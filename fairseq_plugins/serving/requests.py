@@ -74,12 +74,23 @@ class Accounting:
                 status = message["status"]
             await send(message)
 
+        received = 0
+
+        async def limited_receive() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            self._check_size(received, "at least ")
+            return message
+
         # HEAD is answered as GET; uvicorn leaves the body out.
         handled = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         try:
-            self._check_size(scope)
+            length = Headers(scope=scope).get("content-length", "")
+            if length.isdecimal():
+                self._check_size(int(length))
             try:
-                await self.app(handled, receive, watched_send)
+                await self.app(handled, limited_receive, watched_send)
             except* BrokenResourceError:  # of a stream of fastapi (its discussion 15725)
                 account.outcome = "client left"
         except Exception as error:
@@ -95,11 +106,10 @@ class Accounting:
                 self.metrics.count(account.model, account.total)
             logger.info(_line(scope, status, seconds, account))
 
-    def _check_size(self, scope: Scope) -> None:
-        """Raise RequestError for a Content-Length that is too long: starlette's limit answers with plain text."""
-        length = Headers(scope=scope).get("content-length", "")
-        if length.isdecimal() and int(length) > self.max_bytes:
-            problem = f"the body has {length} bytes, and may have {self.max_bytes}"
+    def _check_size(self, size: int, least: str = "") -> None:
+        """Raise RequestError for a body with too many bytes; starlette's own limit answers with plain text."""
+        if size > self.max_bytes:
+            problem = f"the body has {least}{size} bytes, and may have {self.max_bytes}"
             raise RequestError(413, f"{problem}; send less at a time")
 
 

@@ -34,13 +34,13 @@ class Client:
     def ask(
         self, method: str, path: str, body: Any = None, form: dict[str, str] | None = None, **headers: str
     ) -> tuple[int, dict[str, str], Any]:
-        """Return status, headers and body; `body` is sent as JSON unless it is bytes."""
+        """Return status, headers and body; `body` is sent as JSON unless it is bytes, or chunks of them."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         data = body
         if form is not None:
             data, sent["Content-Type"] = urlencode(form), "application/x-www-form-urlencoded"
-        elif body is not None and not isinstance(body, bytes):
+        elif body is not None and not isinstance(body, (bytes, Iterator)):
             data, sent["Content-Type"] = json.dumps(body), "application/json"
         try:
             connection.request(method, path, data, sent)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 import signal
 import socket
 import threading
@@ -59,6 +60,13 @@ def test_a_body_that_is_too_long_is_an_error_in_json(client: Client) -> None:
     status, _, answer = client.ask("POST", "/translate", b"a" * 200_000)
     message = "the body has 200000 bytes, and may have 161536; send less at a time"
     assert (status, answer) == (413, {"error": message})
+    status, _, answer = client.ask("POST", "/translate", iter([b"a" * 100_000] * 2))  # in chunks, without a length
+    assert status == 413 and re.fullmatch(
+        r"the body has at least 1\d{5} bytes, and may have 161536; .*", answer["error"]
+    )
+    chunks = iter([b'{"q": "People", ', b'"target": "de"}'])
+    status, _, answer = client.ask("POST", "/translate", chunks, Content_Type="application/json")
+    assert status == 200 and answer["translatedText"]
 
 
 def test_sites_of_allowed_origins_only(client: Client) -> None:
