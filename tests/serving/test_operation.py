@@ -264,7 +264,7 @@ def test_requests_that_take_too_long_are_dropped() -> None:
 def test_a_stream_that_is_read_slowly_has_its_end(client: Client, served: ServedModel) -> None:
     """The time limit is that of the translation."""
     app, parts = make_app([served], Settings(timeout=0.5)), []
-    asked = json.dumps({"text": SECRET, "target": "de", "options": {"min_len": 30}}).encode()
+    asked = json.dumps({"text": SECRET, "target": "de", "options": {"min_len": 45}}).encode()
     received = iter([{"type": "http.request", "body": asked}])
 
     async def receive() -> Any:
