@@ -2,8 +2,10 @@
 
 import os
 import re
+import traceback
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from pathlib import PurePath
 from typing import Any
 
 Spelling = Callable[[str, Any], str]
@@ -161,7 +163,11 @@ def explain(error: BaseException) -> ConfigurationError | None:
         both = "give both the number of samples, such as {--beam 1} {--nbest 1}"
         return ConfigurationError(None, None, reason, both if "--sampling" in reason else "")
     if type(error).__name__ == "OutOfMemoryError":  # of PyTorch; by name, to avoid its import
-        remedy = "lower {--batch-size} or {--max-tokens}, or decode with {--cpu}"
+        files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+        is_of_engine = any(PurePath(file).parent.parts[-2:] == ("decoding", "gpu") for file in files)
+        # The engine takes its memory when it is built, for any batch.
+        engine, others = "give fewer {--active-sentences}, such as 32", "lower {--batch-size} or {--max-tokens}"
+        remedy = f"{engine if is_of_engine else others}, or decode with {{--cpu}}"
         return ConfigurationError(None, None, f"out of memory on the GPU ({reason})", remedy)
     sentence = re.match(r"Size of sample #(\d+) is invalid \(=(.*)\) since max_positions=(.*), skip", reason)
     if sentence is not None:

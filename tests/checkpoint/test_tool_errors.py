@@ -14,6 +14,7 @@ from fairseq.data import Dictionary
 from sentencepiece import SentencePieceProcessor
 
 from fairseq_plugins.checkpoint.tool_errors import explain_in_tool
+from fairseq_plugins.decoding.gpu import backend as gpu_backend
 from fairseq_plugins.errors import on_command_line
 from fairseq_plugins.shared.cli import run_command
 from tests.conftest import TINY, TRAINING, Corpus
@@ -147,6 +148,10 @@ def test_gpu_out_of_memory() -> None:
     message = explained(fail)
     assert message.startswith("out of memory on the GPU (CUDA out of memory. Tried to allocate")
     assert "--batch-size" in message and "\n" not in message
+    engine: dict[str, Any] = {"fail": fail}
+    exec(compile("def run(): fail()", gpu_backend.__file__, "exec"), engine)
+    message = explained(engine["run"])  # takes its memory when it is built
+    assert message.endswith("; give fewer --active-sentences, such as 32, or decode with --cpu"), message
 
 
 @pytest.mark.parametrize("results", ["{folder}", "{folder}/new", "{folder}/new/newer"])
