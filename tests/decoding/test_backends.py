@@ -11,6 +11,7 @@ from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import Backend, choose_backend
 from fairseq_plugins.decoding.gpu import backend as gpu_backend
 from fairseq_plugins.decoding.method import MethodContext
+from fairseq_plugins.decoding.reference import fixed_shapes
 from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.support import Options, make_drafter, make_task, make_transformer
 
@@ -81,4 +82,12 @@ def test_gpus_that_triton_does_not_serve(
     monkeypatch.setattr(gpu_backend, "import_module", lambda name: SimpleNamespace(__version__=given["triton"]))
     model = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda"))]))
     context: Any = SimpleNamespace(models=[model])
+    assert gpu_backend.GpuBackend.refusal(object.__new__(gpu_backend.GpuBackend), context) == reason
+
+
+@pytest.mark.parametrize(("spec", "reason"), [(None, "Triton is not installed; install triton"), ("found", None)])
+def test_interpreting_needs_triton(monkeypatch: pytest.MonkeyPatch, spec: str | None, reason: str | None) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(fixed_shapes, "find_spec", lambda name: spec)
+    context: Any = SimpleNamespace(models=[make_transformer(make_task(20), 1)])
     assert gpu_backend.GpuBackend.refusal(object.__new__(gpu_backend.GpuBackend), context) == reason

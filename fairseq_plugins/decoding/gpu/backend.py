@@ -8,7 +8,7 @@ import torch
 from fairseq_plugins.decoding.kernel_backend import KernelBackend
 from fairseq_plugins.decoding.kernel_weights import KernelWeights
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
-from fairseq_plugins.decoding.reference.fixed_shapes import triton_problem
+from fairseq_plugins.decoding.reference.fixed_shapes import missing_triton, triton_problem
 
 _CAPABILITY, _TRITON = (8, 0), (3, 6)
 
@@ -34,7 +34,8 @@ class GpuBackend(KernelBackend):
     def refusal(self, context: MethodContext) -> str | None:
         device = next(context.models[0].parameters()).device
         if device.type != "cuda":
-            return None if os.environ.get("TRITON_INTERPRET") == "1" else f"the models are on {device.type}"
+            is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+            return (missing_triton() or None) if is_interpreted else f"the models are on {device.type}"
         if torch.version.hip is not None or torch.cuda.get_device_capability(device) < _CAPABILITY:
             return f"it needs an NVIDIA GPU of compute capability {_CAPABILITY[0]}.{_CAPABILITY[1]} or later"
         problem = triton_problem()

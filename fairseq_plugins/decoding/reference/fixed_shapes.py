@@ -32,10 +32,15 @@ ROWS = 32
 SLOTS = 32
 
 
+def missing_triton() -> str:
+    """Return that Triton is not installed, and the remedy; empty if it is."""
+    return "Triton is not installed; install triton" if find_spec("triton") is None else ""
+
+
 def triton_problem() -> str:
     """Return why Triton cannot be used on this GPU, and the remedy; empty if it can."""
-    if find_spec("triton") is None:
-        return "Triton is not installed; install triton"
+    if missing_triton():
+        return missing_triton()
     try:
         # A C compiler makes its interface to the driver, in its cache.
         import_module("triton").runtime.driver.active.get_current_target()
