@@ -106,7 +106,7 @@ void Decoder::run(Rows& rows, const std::function<void(int64_t, float*)>& input,
     const int64_t count = rows.size(), width = model->width;
     int64_t longest = 0;
     float* x = embed(rows, input, longest);
-    float* scratch = at_least(scratch_memory, ROW_BLOCK * attention_scratch(longest));
+    const auto scratch = [&](int heads) { return at_least(scratch_memory, attention_scratch(heads, longest)); };
     const int64_t slot_size = self_cache.row_size;
     float* gathered = at_least(gathered_memory, ancestors ? longest * slot_size : 0);
     const auto attend_self = [&](size_t layer, const float* qkv, float* out) {
@@ -125,12 +125,12 @@ void Decoder::run(Rows& rows, const std::function<void(int64_t, float*)>& input,
             std::copy_n(slot(layer, own_row, length), slot_size, gathered + length * slot_size);
             before = row + 1 < count && rows.sentence[row + 1] / beam == own_row / beam ? ancestor : nullptr;
             kernels().attend(1, qkv + row * 3 * width, 3 * width, gathered, slot_size, &length, heads,
-                             static_cast<int>(width) / heads, scratch, out + row * width);
+                             static_cast<int>(width) / heads, scratch(heads), out + row * width);
         }
         if (ancestors) return;
         for_each_sentence_block(rows.sentence, 1, [&](int64_t row, int64_t block) {
             kernels().attend(block, qkv + row * 3 * width, 3 * width, slot(layer, rows.sentence[row], 0), slot_size,
-                             rows.last_visible.data() + row, heads, static_cast<int>(width) / heads, scratch,
+                             rows.last_visible.data() + row, heads, static_cast<int>(width) / heads, scratch(heads),
                              out + row * width);
         });
     };
@@ -141,7 +141,7 @@ void Decoder::run(Rows& rows, const std::function<void(int64_t, float*)>& input,
             int64_t last[ROW_BLOCK];
             std::fill_n(last, block, sources->length(b) - 1);
             kernels().attend(block, query + row * width, width, cross_cache.at(layer, sources->begins[b]),
-                             cross_cache.row_size, last, heads, static_cast<int>(width) / heads, scratch,
+                             cross_cache.row_size, last, heads, static_cast<int>(width) / heads, scratch(heads),
                              out + row * width);
         });
     };

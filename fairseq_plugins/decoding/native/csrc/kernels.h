@@ -16,9 +16,11 @@ namespace spec_dec {
 // Maximum of rows (queries) of one `attend` call; also the row block of products with weights in rows.
 constexpr int ROW_BLOCK = 6;
 
-// Floats of scratch that attention needs for each row: a score per slot, padded to whole vectors of any instruction
-// set.
-constexpr int64_t attention_scratch(int64_t slots) { return slots + 16; }
+// Space for the scores of a row and head, which are padded to whole vectors of any instruction set.
+constexpr int64_t padded_slots(int64_t slots) { return slots + 16; }
+
+// Floats of scratch that `attend` needs.
+constexpr int64_t attention_scratch(int heads, int64_t slots) { return heads * ROW_BLOCK * padded_slots(slots); }
 
 struct Kernels {
     const char* name;
@@ -30,7 +32,7 @@ struct Kernels {
     // Computes attention of `rows` (at most ROW_BLOCK) queries of one sentence, each over the slots 0 .. last[row].
     //
     // query: [rows], query_stride apart. key_values: [slots], slot_stride apart; each slot holds a key
-    // [heads * width] and then a value of the same size. scratch: ROW_BLOCK * attention_scratch(slots) floats.
+    // [heads * width] and then a value of the same size. scratch: attention_scratch(heads, slots) floats.
     // out: [rows][heads * width].
     void (*attend)(int64_t rows, const float* query, int64_t query_stride, const float* key_values, int64_t slot_stride,
                    const int64_t* last, int heads, int width, float* scratch, float* out);

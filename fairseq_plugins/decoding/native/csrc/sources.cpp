@@ -85,9 +85,9 @@ void Sources::encode(const Transformer& encoder, const std::vector<int64_t>& num
         }
     }
     if (encoder.embedding_norm) encoder.embedding_norm.run(x, count, x);
-    float* scratch = at_least(scratch_memory, ROW_BLOCK * attention_scratch(longest_source));
     const auto attend_self = [&](size_t index, const float* qkv, float* out) {
         const int heads = encoder.layers[index].heads;
+        float* scratch = at_least(scratch_memory, attention_scratch(heads, longest_source));
         int64_t row = 0;
         for (const int64_t b : distinct) {
             std::fill(last_slots.begin(), last_slots.end(), length(b) - 1);

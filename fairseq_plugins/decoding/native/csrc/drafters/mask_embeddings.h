@@ -71,7 +71,7 @@ private:
         }
         if (static_cast<int64_t>(own.embeddings.size()) < end * width)
             own.embeddings.resize(std::max(end, 2 * own.positions) * width);
-        float* scratch = at_least(scratch_memory, ROW_BLOCK * attention_scratch(length));
+        float* scratch = at_least(scratch_memory, attention_scratch(1, length));
         int64_t last[ROW_BLOCK];
         std::fill_n(last, ROW_BLOCK, length - 1);
         for_each_block(end - own.positions, ROW_BLOCK, [&](int64_t offset, int64_t block) {

@@ -26,11 +26,11 @@ void softmax(float* scores, int64_t slots, int64_t last) {
     for (int64_t i = count; i < slots; ++i) scores[i] = 0;
 }
 
-// out[ROWS][width] = weights[ROWS][slots] * values[slots][width], from column `begin` on. Columns are taken in blocks
-// of PANELS panels, the remainder in smaller blocks.
+// out[ROWS][width] += weights[ROWS][slots] * values[slots][width], from column `begin` on; is_first: `out` is not read.
+// Columns are taken in blocks of PANELS panels, the remainder in smaller blocks.
 template <int ROWS, int PANELS>
 void weighted_sum(const float* weights, int64_t row_stride, int64_t slots, const float* values, int64_t stride,
-                  int begin, int width, float* out, int64_t out_stride) {
+                  int begin, int width, float* out, int64_t out_stride, bool is_first) {
     for (; begin + PANELS * PANEL <= width; begin += PANELS * PANEL) {
         const auto prefetch_next_columns = [&](int64_t slot) {
             for (int panel = PANELS; panel < 2 * PANELS; ++panel) {
@@ -39,20 +39,23 @@ void weighted_sum(const float* weights, int64_t row_stride, int64_t slots, const
         };
         multiply_panels<ROWS, PANELS>(
             weights, row_stride, 1, slots, values + begin, PANEL, stride, prefetch_next_columns,
+            [&](int row, int v) { return is_first ? Vector{} : load(out + row * out_stride + begin + v * LANES); },
             [&](int row, int v, Vector sums) { store(out + row * out_stride + begin + v * LANES, sums); });
     }
     if constexpr (PANELS > 1) {
-        weighted_sum<ROWS, PANELS / 2>(weights, row_stride, slots, values, stride, begin, width, out, out_stride);
+        weighted_sum<ROWS, PANELS / 2>(weights, row_stride, slots, values, stride, begin, width, out, out_stride,
+                                       is_first);
     } else {
         for (; begin < width; begin += LANES) {
             const int columns = std::min(LANES, width - begin);
             for (int row = 0; row < ROWS; ++row) {
-                Vector sum = {};
+                float* to = out + row * out_stride + begin;
+                Vector sum = is_first ? Vector{} : load_partial(to, columns);
                 for (int64_t i = 0; i < slots; ++i) {
                     sum = fma(splat(weights[row * row_stride + i]), load_partial(values + i * stride + begin, columns),
                               sum);
                 }
-                std::memcpy(out + row * out_stride + begin, &sum, columns * sizeof(float));
+                std::memcpy(to, &sum, columns * sizeof(float));
             }
         }
     }
@@ -95,13 +98,30 @@ __attribute__((noinline)) void attend_rows(const float* query, int64_t query_str
     const float scale = 1 / std::sqrt(static_cast<float>(width));
     int64_t slots = 0;
     for (int row = 0; row < ROWS; ++row) slots = std::max(slots, last[row] + 1);
-    const int64_t row_stride = attention_scratch(slots);
+    const int64_t row_stride = padded_slots(slots);
+    // Of a few slots all heads are read before the next slots, as they lie in memory, which helps the processor to
+    // prefetch.
+    constexpr int64_t SLOT_BLOCK = 16;
+    for (int64_t slot = 0; slot < slots; slot += SLOT_BLOCK) {
+        const int64_t end = std::min(slot + SLOT_BLOCK, slots);
+        for (int head = 0; head < heads; ++head) {
+            for (int64_t i = end; i < std::min(end + SLOT_BLOCK, slots); ++i) {
+                for (int c = 0; c < width; c += PANEL) __builtin_prefetch(key_values + i * stride + head * width + c);
+            }
+            score_slots<ROWS, OUTPUTS>(query + head * width, query_stride, key_values + head * width, stride, width,
+                                       slot, end, scale, scores + head * ROWS * row_stride, row_stride);
+        }
+    }
     for (int head = 0; head < heads; ++head) {
-        const float *q = query + head * width, *keys = key_values + head * width;
-        score_slots<ROWS, OUTPUTS>(q, query_stride, keys, stride, width, 0, slots, scale, scores, row_stride);
-        for (int row = 0; row < ROWS; ++row) softmax(scores + row * row_stride, slots, last[row]);
-        weighted_sum<ROWS, PANELS>(scores, row_stride, slots, keys + total, stride, 0, width, out + head * width,
-                                   total);
+        for (int row = 0; row < ROWS; ++row) softmax(scores + (head * ROWS + row) * row_stride, slots, last[row]);
+    }
+    for (int64_t slot = 0; slot < slots; slot += SLOT_BLOCK) {
+        const int64_t count = std::min(SLOT_BLOCK, slots - slot);
+        for (int head = 0; head < heads; ++head) {
+            weighted_sum<ROWS, PANELS>(scores + head * ROWS * row_stride + slot, row_stride, count,
+                                       key_values + total + head * width + slot * stride, stride, 0, width,
+                                       out + head * width, total, slot == 0);
+        }
     }
 }
 

@@ -153,18 +153,21 @@ void by_panels(const void* weight, int64_t bytes, int64_t rows, int outputs, con
     }
 }
 
-// Multiplies ROWS rows of x by PANELS panels of a weight. put(row, v, sums) receives vector v of the results of a row.
-// Strides: between rows of x and their values, between panels, and between the inputs of a panel. prefetch(i) is called
-// for each input.
-template <int ROWS, int PANELS, typename Number, typename Prefetch, typename Put>
+// Multiplies ROWS rows of x by PANELS panels of a weight. start(row, v) returns what the products of vector v of a row
+// are added to; put(row, v, sums) receives the sums. Strides: between rows of x and their values, between panels, and
+// between the inputs of a panel. prefetch(i) is called for each input.
+template <int ROWS, int PANELS, typename Number, typename Prefetch, typename Start, typename Put>
 __attribute__((always_inline)) inline void multiply_panels(const float* x, int64_t row_stride, int64_t value_stride,
                                                            int64_t inputs, const Number* panels, int64_t panel_stride,
                                                            int64_t input_stride, const Prefetch& prefetch,
-                                                           const Put& put) {
+                                                           const Start& start, const Put& put) {
     constexpr int VECTORS = PANELS * PANEL / LANES, IN_PANEL = PANEL / LANES;
     // For one row of float32 the processor's own prefetching is faster.
     constexpr bool PREFETCHES = ROWS > 1 || sizeof(Number) < sizeof(float);
-    Vector sums[ROWS][VECTORS] = {};
+    Vector sums[ROWS][VECTORS];
+    for (int row = 0; row < ROWS; ++row) {
+        for (int v = 0; v < VECTORS; ++v) sums[row][v] = start(row, v);
+    }
     for (int64_t i = 0; i < inputs; ++i) {
         if (PREFETCHES) prefetch(i);
         const auto weight = [&](int v) {

@@ -44,10 +44,11 @@ __attribute__((always_inline)) inline void multiply(const float* x, int64_t inpu
         if (converts_narrow()) return multiply_panels_narrow<PANELS>(x, inputs, panels, prefetch, put);
     }
 #endif
+    const auto zero = [](int, int) { return Vector{}; };
     if constexpr (ROWS > MAX_ROWS) {
-        multiply_panels<ROWS, PANELS>(x, 1, ROWS, inputs, panels, inputs * PANEL, PANEL, prefetch, put);
+        multiply_panels<ROWS, PANELS>(x, 1, ROWS, inputs, panels, inputs * PANEL, PANEL, prefetch, zero, put);
     } else {
-        multiply_panels<ROWS, PANELS>(x, inputs, 1, inputs, panels, inputs * PANEL, PANEL, prefetch, put);
+        multiply_panels<ROWS, PANELS>(x, inputs, 1, inputs, panels, inputs * PANEL, PANEL, prefetch, zero, put);
     }
 }
 
