@@ -68,7 +68,7 @@ def check_settings(
     """
     declared = _declared(model_name(model_cfg), source, allowed)
     _flatten(model_cfg, source)
-    values = items(model_cfg)
+    values = as_dict(model_cfg)
     if values is None:
         problem = f"its settings are a {type(model_cfg).__name__}"
         raise ConfigurationError(*source, problem, "give another checkpoint")
@@ -98,7 +98,7 @@ def _flatten(model_cfg: Any, source: tuple[str, str | None]) -> None:
     name = model_name(model_cfg)
     if not issubclass(ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY[name], TransformerModel):
         return
-    given = items(model_cfg) or {}
+    given = as_dict(model_cfg) or {}
     for group, kind in _GROUPS.items():
         if given.get(group) is None:
             continue
@@ -129,7 +129,7 @@ def check_task_settings(task_cfg: Any, source: tuple[str, str | None], allowed: 
     Raises ConfigurationError for a task of fairseq that is not among those `allowed`, and for settings that could be
     code. `source` is as for `check_settings`.
     """
-    values = items(task_cfg) or {}
+    values = as_dict(task_cfg) or {}
     name = values.get("_name") or values.get("task")
     kind = TASK_REGISTRY.get(name)
     if kind is None or (kind.__module__.partition(".")[0] == "fairseq" and name not in allowed):
@@ -174,7 +174,7 @@ def _check_value(name: str, value: Any, source: tuple[str, str | None], depth: i
         if not _is_harmless(value):
             raise ConfigurationError(*source, f"its setting {name} is {_shown(value)}, which could be code", _REMEDY)
         return
-    inner = items(value)
+    inner = as_dict(value)
     if inner is None and (isinstance(value, (list, tuple)) or OmegaConf.is_list(value)):
         inner = {str(number): item for number, item in enumerate(value)}
     if inner is None or depth > _MAX_DEPTH:
@@ -183,7 +183,7 @@ def _check_value(name: str, value: Any, source: tuple[str, str | None], depth: i
         _check_value(f"{name}.{key}"[:100], item, source, depth + 1)
 
 
-def items(value: Any) -> dict[str, Any] | None:
+def as_dict(value: Any) -> dict[str, Any] | None:
     """Return the entries of settings that have some, without resolving references; else None."""
     if OmegaConf.is_config(value):
         value = OmegaConf.to_container(value, resolve=False)

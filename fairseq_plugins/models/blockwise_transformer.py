@@ -12,7 +12,7 @@ from fairseq.models.transformer import TransformerDecoder, TransformerModel, bas
 from torch import Tensor, nn
 
 from fairseq_plugins.checkpoint.loading import read_checkpoint
-from fairseq_plugins.checkpoint.settings import items
+from fairseq_plugins.checkpoint.settings import as_dict
 from fairseq_plugins.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class BlockwiseTransformer(TransformerModel):
         if not args.base_path or getattr(task, "loading_checkpoint", False):
             return super().build_model(args, task)
         state, base = read_checkpoint(args.base_path, "--base-path")
-        for name, value in (items(base) or {}).items():
+        for name, value in (as_dict(base) or {}).items():
             if name.startswith(_SIZES) or name in _FLAGS:
                 setattr(args, name, value)
         model = super().build_model(args, task)
