@@ -16,11 +16,12 @@ from fairseq_plugins.decoding.weights import Linear, QuantizedLinear, is_small
 
 # Large weights have a packed copy only if it takes at most this share of the memory that is available.
 _COPY_SHARE = 1 / 4
-# Narrow layers stay in the cache: there, a single row takes AMX tiles twice the time of vectors.
+# Narrow layers stay in the cache: there, a single row takes AMX tiles twice the time of vectors. In fp32 it takes them
+# 1.3 times the time from memory, too.
 NARROW = 511
-# AMX tiles need a number of inputs that is a multiple of 32, and weights that are exact in float16 after multiplication
-# by 1024 (csrc/isa/amx_tiles.h).
-_TILE_INPUTS, _TILE_SCALE = 32, 1024.0
+# AMX tiles need a number of inputs that is a multiple of 32. Those of float16 multiply weights by 1024, which must not
+# overflow (csrc/isa/amx_tiles.h).
+_TILE_INPUTS, _FP16_TILE_LIMIT = 32, 64
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,13 @@ class NativeWeights(KernelWeights):
         is_near = min(weight.shape) <= NARROW and is_small(weight)
         if not is_near and not (self.packed and weight.nbytes <= _COPY_SHARE * available_memory()):
             return formats.ROWS
-        if not supports(formats.FP16_PANELS) or not _is_exact_in_half(weight):
-            return formats.PANELS
-        if self.packed and (self.many_rows or not is_near) and supports(formats.FP16_AMX_TILES):
-            if weight.size(1) % _TILE_INPUTS == 0 and _is_exact_in_half(weight * _TILE_SCALE):
+        is_half = supports(formats.FP16_PANELS) and _is_exact_in_half(weight)
+        if self.packed and weight.size(1) % _TILE_INPUTS == 0 and supports(formats.FP16_AMX_TILES):
+            if is_half and (self.many_rows or not is_near) and weight.abs().max() < _FP16_TILE_LIMIT:
                 return formats.FP16_AMX_TILES
-        return formats.FP16_PANELS
+            if not is_half and self.many_rows:
+                return formats.FP32_AMX_TILES
+        return formats.FP16_PANELS if is_half else formats.PANELS
 
     def for_drafts(self) -> "NativeWeights":
         """Return the converter for a drafter: in int8, since drafts are verified, unless copies are ruled out."""

@@ -219,6 +219,7 @@ inline void multiply_int8_tiles(int to, int a, int b) {
 #define _mm512_set1_epi32(x) emulated::filled<int32_t>(x)
 #define _mm512_set1_epi64(x) emulated::filled<int64_t>(x)
 #define _mm512_and_si512(a, b) emulated::each<uint64_t>(a, b, [](uint64_t x, uint64_t y) { return x & y; })
+#define _mm512_or_si512(a, b) emulated::each<uint64_t>(a, b, [](uint64_t x, uint64_t y) { return x | y; })
 #define _mm512_srai_epi16(a, n) emulated::each<int16_t>(a, a, [](int16_t x, int16_t) { return x >> n; })
 #define _mm512_srli_epi32(a, n) emulated::each<uint32_t>(a, a, [](uint32_t x, uint32_t) { return x >> n; })
 #define _mm512_mul_epu32(a, b) \

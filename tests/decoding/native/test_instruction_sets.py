@@ -18,7 +18,7 @@ from fairseq_plugins.decoding.native import kernels
 from fairseq_plugins.decoding.weights import apply_quantized, quantized
 from fairseq_plugins.errors import ConfigurationError
 from tests.decoding.native.random_models import make_random, random_sizes
-from tests.decoding.native.weight_formats import FORMATS
+from tests.decoding.native.weight_formats import FORMATS, TILES
 from tests.support import (
     Options,
     assert_same_hypotheses,
@@ -54,7 +54,7 @@ def results_of(name: str, weight: Tensor, bias: Tensor, x: Tensor) -> dict[Any, 
     module.use_instruction_set(name)
     results = {}
     for weight_format in FORMATS:
-        if not module.supports(weight_format) or (weight_format == FORMATS.FP16_AMX_TILES and weight.size(1) % 32):
+        if not module.supports(weight_format) or (weight_format in TILES and weight.size(1) % 32):
             continue
         layer = module.linear(weight, bias, None, format=weight_format, batch_invariant=False)
         results[weight_format] = torch.from_numpy(layer(x)).view(len(x), len(weight))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.native import kernels
 from fairseq_plugins.decoding.weights import apply_quantized, quantized
-from tests.decoding.native.weight_formats import FORMATS
+from tests.decoding.native.weight_formats import FORMATS, TILES
 from tests.strategies import DETERMINISTIC, example_count
 
 SIZES = {
@@ -82,32 +82,95 @@ def test_weights_that_are_halves_give_the_same_bit_by_bit(exponent: int, **sizes
     assert torch.equal(halves, whole)
 
 
+TILE_SIZES = {
+    "rows": st.integers(1, 70),
+    "blocks": st.integers(1, 5),
+    "outputs": SIZES["outputs"],
+    "has_bias": SIZES["has_bias"],
+    "seed": SIZES["seed"],
+}
+
+
+def check_tiles(weight_format: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Check that outputs are as exact as in float32, and those of a row the same alone."""
+    if not kernels().supports(weight_format):
+        pytest.skip("no tiles on this processor")
+    rows, inputs = x.shape
+    layer = make(weight, bias, weight_format)
+    result = apply(layer, x)
+    exact = x.double() @ weight.double().t() + (0 if bias is None else bias)
+    # Rounding errors of float32, of each product and each sum.
+    magnitude = x.double().abs() @ weight.double().abs().t() + exact.abs()
+    # Subnormal parts and sums count as zero.
+    lost = 2.0**-125 * (x.double().abs().sum(1)[:, None] + weight.double().abs().sum(1) + 3 * inputs)
+    near = magnitude * 2.0**-23 * (2 + inputs // 32) + lost
+    assert ((result - exact).abs() <= near).all()
+    for row in {0, rows // 2, rows - 1}:
+        assert torch.equal(apply(layer, x[row : row + 1]), result[row : row + 1])
+
+
 @settings(DETERMINISTIC, max_examples=example_count(120))
-@given(
-    rows=st.integers(1, 70),
-    blocks=st.integers(1, 5),
-    exponents=st.tuples(st.integers(-20, 3), st.integers(-30, 20)),
-    outputs=SIZES["outputs"],
-    has_bias=SIZES["has_bias"],
-    seed=SIZES["seed"],
-)
+@given(exponents=st.tuples(st.integers(-20, 3), st.integers(-30, 20)), **TILE_SIZES)
 def test_tiles_are_as_exact_as_float32(
     rows: int, blocks: int, exponents: tuple[int, int], outputs: int, has_bias: bool, seed: int
 ) -> None:
     """Weights have few significant bits, inputs span many orders of magnitude, and other rows vary."""
-    if not kernels().supports(FORMATS.FP16_AMX_TILES):
-        pytest.skip("no tiles on this processor")
     x, weight, bias = drawn(rows, 32 * blocks, outputs, has_bias, seed)
     weight = (weight * 2.0 ** exponents[0]).clamp(-63, 63).half().float()
     x = x * 2.0 ** exponents[1] * torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) ** 8
-    layer = make(weight, bias, FORMATS.FP16_AMX_TILES)
-    result = apply(layer, x)
-    exact = x.double() @ weight.double().t() + (0 if bias is None else bias)
-    # Rounding errors of float32, of each product and each sum.
-    near = (x.double().abs() @ weight.double().abs().t() + exact.abs()) * 2.0**-23 * (2 + blocks) + 1e-30
-    assert ((result - exact).abs() <= near).all()
-    for row in {0, rows // 2, rows - 1}:
-        assert torch.equal(apply(layer, x[row : row + 1]), result[row : row + 1])
+    check_tiles(FORMATS.FP16_AMX_TILES, x, weight, bias)
+
+
+@settings(DETERMINISTIC, max_examples=example_count(120))
+@given(exponents=st.tuples(st.integers(-140, 100), st.integers(-100, 16)), **TILE_SIZES)
+def test_fp32_tiles_are_as_exact_as_float32(
+    rows: int, blocks: int, exponents: tuple[int, int], outputs: int, has_bias: bool, seed: int
+) -> None:
+    """Weights and inputs span many orders of magnitude, weights up to subnormal numbers."""
+    x, weight, bias = drawn(rows, 32 * blocks, outputs, has_bias, seed)
+    spread = torch.Generator().manual_seed(seed)
+    weight = weight * 2.0 ** exponents[0] * torch.rand(weight.shape, generator=spread) ** 8
+    x = x * 2.0 ** exponents[1] * torch.rand(x.shape, generator=spread) ** 8
+    check_tiles(FORMATS.FP32_AMX_TILES, x, weight, bias)
+
+
+def test_fp32_tiles_take_the_largest_weights() -> None:
+    """Parts of a number are never larger: the largest one does not become infinite."""
+    most = torch.finfo(torch.float32).max
+    weight = torch.tensor([most, -most, most / 2, -most / 3]).repeat(20, 16)
+    check_tiles(FORMATS.FP32_AMX_TILES, torch.rand(20, 64) / 64, weight, None)
+
+
+@pytest.mark.parametrize("inputs", [32, 512, 2048])
+def test_errors_of_tiles_beside_those_of_panels(inputs: int) -> None:
+    """Tiles sum 16 inputs at a time, so that rounding errors of long sums are smaller."""
+    if not kernels().supports(FORMATS.FP32_AMX_TILES):
+        pytest.skip("no tiles on this processor")
+    x, weight, _ = drawn(40, inputs, 80, False, 1)
+    exact = x.double() @ weight.double().t()
+    tiles, panels = (
+        (apply(make(weight, None, kind), x) - exact).square().mean().sqrt()
+        for kind in (FORMATS.FP32_AMX_TILES, FORMATS.PANELS)
+    )
+    assert tiles < panels
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_outputs_do_not_depend_on_threads_or_other_outputs(weight_format: Any) -> None:
+    if not kernels().supports(weight_format):
+        pytest.skip("not on this processor")
+    x, weight, bias = drawn(35, 256, 1000, True, 1)
+    weight = weight.half().float()
+    expected = apply(make(weight, bias, weight_format, batch_invariant=True), x)
+    try:
+        for threads in (2, 3):
+            kernels().set_threads(threads)
+            assert torch.equal(apply(make(weight, bias, weight_format, batch_invariant=True), x), expected)
+    finally:
+        kernels().set_threads(1)
+    for first, last in ((0, 16), (16, 100), (480, 1000), (992, 1000)):
+        part = make(weight[first:last], bias[first:last], weight_format, batch_invariant=True)
+        assert torch.equal(apply(part, x), expected[:, first:last])
 
 
 @settings(DETERMINISTIC, max_examples=example_count(80))
@@ -139,16 +202,17 @@ def test_int8_sums_of_many_inputs_are_exact() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weight_format", "is_copied"), [(FORMATS.PANELS, True), (FORMATS.ROWS, False), (FORMATS.FP16_PANELS, True)]
+    ("weight_format", "is_copied"),
+    [(FORMATS.PANELS, True), (FORMATS.ROWS, False), (FORMATS.FP16_PANELS, True), (FORMATS.FP32_AMX_TILES, True)],
 )
 def test_which_formats_are_copies(weight_format: Any, is_copied: bool) -> None:
     if not kernels().supports(weight_format):
         pytest.skip("not on this processor")
-    weight, x = torch.ones(20, 30), torch.ones(1, 30)
+    weight, x = torch.ones(20, 32), torch.ones(1, 32)
     layer = make(weight, None, weight_format)
-    assert (apply(layer, x) == 30).all()
+    assert (apply(layer, x) == 32).all()
     weight.fill_(2)
-    assert (apply(layer, x) == (30 if is_copied else 60)).all()
+    assert (apply(layer, x) == (32 if is_copied else 64)).all()
 
 
 @pytest.mark.parametrize("weight_format", [FORMATS.PANELS, FORMATS.ROWS])
@@ -164,16 +228,18 @@ def test_weights_outlive_the_tensor_that_they_were_read_from(weight_format: Any)
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 def test_nan_and_infinity_propagate(number: float) -> None:
-    for weight_format in (FORMATS.PANELS, FORMATS.ROWS, FORMATS.INT8):
-        x, weight, bias = drawn(5, 33, 40, True, 1)
+    for weight_format in filter(kernels().supports, (FORMATS.PANELS, FORMATS.ROWS, FORMATS.INT8, *TILES)):
+        inputs = 64 if weight_format in TILES else 33
+        x, weight, bias = drawn(5, inputs, 40, True, 1)
         x[2, 7] = number
         result = apply(make(weight, bias, weight_format), x)
         assert not result[2].isfinite().any() and result[[0, 1, 3, 4]].isfinite().all()
-        if weight_format == FORMATS.INT8:
+        if weight_format in (FORMATS.INT8, FORMATS.FP16_AMX_TILES):
             continue
-        x, weight, bias = drawn(5, 33, 40, True, 1)
+        x, weight, bias = drawn(5, inputs, 40, True, 1)
         weight[3, 7] = number
-        assert not apply(make(weight, bias, weight_format), x)[:, 3].isfinite().any()
+        result = apply(make(weight, bias, weight_format), x)
+        assert not result[:, 3].isfinite().any() and result[:, 4:].isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -183,6 +249,7 @@ def test_nan_and_infinity_propagate(number: float) -> None:
         ((torch.ones(9, 9, device="meta"), None, FORMATS.PANELS), "incompatible"),
         (([[1.0]], None, FORMATS.PANELS), "incompatible"),
         ((torch.ones(16, 33), None, FORMATS.FP16_AMX_TILES), "multiples of 32|does not support the weight format"),
+        ((torch.ones(16, 33), None, FORMATS.FP32_AMX_TILES), "multiples of 32|does not support the weight format"),
         ((torch.ones(9, 9).double(), None, FORMATS.PANELS), "another type"),
         ((torch.ones(9, 9).half(), None, FORMATS.PANELS), "another type"),
         ((torch.ones(9, 9), None, FORMATS.INT8, torch.ones(9)), "another type"),

@@ -79,8 +79,21 @@ def test_large_fp16_weights_are_packed_in_tiles_that_hold_them() -> None:
     assert format_of(large[:, :530]) == FP16_FORMAT, "no whole blocks of inputs"
     assert format_of(large * 64) == FP16_FORMAT, "1024 times as much is no half"
     assert format_of(large / 3) == FORMATS.PANELS
+    large[7, 5] = math.inf
+    assert format_of(large) == FP16_FORMAT, "1024 times as much is no half"
+    large[7, 5] = 1
     assert format_of(large[:64]) == FP16_FORMAT, "near, where a row takes tiles twice the time"
     assert format_of(large[:64], many_rows=True) == in_tiles
+
+
+def test_fp32_weights_are_packed_in_tiles_for_many_rows() -> None:
+    large, in_tiles = torch.ones(2048, 544) / 3, FORMATS.FP32_AMX_TILES if HAS_TILES else FORMATS.PANELS
+    for weight in (large, large[:64]):
+        assert format_of(weight, many_rows=True) == in_tiles
+        assert format_of(weight) == FORMATS.PANELS, "a single row takes tiles longer"
+        assert format_of(weight[:, :530], many_rows=True) == FORMATS.PANELS, "no whole blocks of inputs"
+    assert format_of(large, packed=False, many_rows=True) == FORMATS.ROWS
+    assert format_of(large[:64], packed=False, many_rows=True) == FORMATS.PANELS
 
 
 @pytest.mark.parametrize("number", [1 + 2**-11, 1e-9, 70000.0, torch.nan])

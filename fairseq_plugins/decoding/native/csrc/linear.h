@@ -19,10 +19,10 @@ enum class Activation { NONE, RELU, GELU, SILU };
 // PANELS: [outputs / 16][inputs][16] in float32, a packed copy. The fastest format in float32.
 // ROWS: [outputs][inputs] in float32, in PyTorch's own memory. Without a copy, but slower for few rows.
 // FP16_PANELS: PANELS in float16, for weights that float16 holds exactly: the same products from half the memory.
-// FP16_AMX_TILES: the same numbers, laid out for AMX tiles (isa/linear_amx.cpp).
+// FP32_AMX_TILES, FP16_AMX_TILES: the same numbers, multiplied on AMX tiles (isa/linear_amx.cpp).
 // INT8: weights and inputs quantized to int8: several times as fast, with errors of about one percent. For `--int8`,
 //   and for drafters, because drafts are verified.
-enum class WeightFormat { PANELS, ROWS, FP16_PANELS, FP16_AMX_TILES, INT8 };
+enum class WeightFormat { PANELS, ROWS, FP16_PANELS, FP32_AMX_TILES, FP16_AMX_TILES, INT8 };
 
 // Where a product is stored: output `first` + c of row r at to[r * stride + c], after an activation; or added there.
 struct Target {

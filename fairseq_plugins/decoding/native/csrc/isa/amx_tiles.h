@@ -1,9 +1,13 @@
-// Products of float32 rows and float16 weights on AMX tiles, which multiply bfloat16 numbers and sum in float32.
-// Sixteen rows take as long as one.
+// Products of float32 rows and float32 or float16 weights on AMX tiles, which multiply bfloat16 numbers and sum in
+// float32. Sixteen rows take as long as one.
 //
-// Inputs are split instead of rounded. A float32 number is the sum of three bfloat16 numbers (eight bits of its
-// significand each); a float16 number is the sum of two. Of the six products of these parts the smallest, below 2^-24
-// of the whole, is omitted. The order of the sums does not depend on the number of rows.
+// Numbers are split instead of rounded. A float32 number is the sum of three bfloat16 numbers (eight bits of its
+// significand each); a float16 number is the sum of two. The smallest products of these parts are omitted: together
+// they are below 2^-21 of the whole, and 2^-24 on average. The order of the sums does not depend on the number of rows.
+//
+// The error of an output of n inputs is at most 2^-24 * (n / 5 + 25) times the sum of all |input * weight|; with fused
+// multiply-adds in float32, 2^-24 * n times. Tiles take subnormal numbers as zero, so that float32 numbers below 2^-102
+// lose bits. Infinite numbers give NaN.
 
 #pragma once
 
@@ -22,13 +26,60 @@ namespace SPEC_DEC_ISA {
 namespace amx {
 
 constexpr int ROWS = 16, INPUTS = 32, OUTPUTS = 16;  // of a tile
-constexpr int PARTS = 3, WEIGHT_PARTS = 2;           // bfloat16 numbers that sum to an input, and to a weight
+constexpr int PARTS = 3;                             // bfloat16 numbers that sum to an input
 constexpr int LINE = 64, TILE = 16 * LINE;           // bytes of a line and of a tile
 
-// Weights are stored times 1024, [outputs / 16][inputs / 2][16][2] in float16, so that they and their parts are normal
-// numbers. A float16 number without its last three bits, shifted right by three, is a bfloat16 number whose exponent is
-// too small by 112. Rows are scaled up to avoid underflow; results are scaled back by all three factors.
-constexpr float WEIGHT_SCALE = 1024, ROW_SCALE = 0x1p60f, RESULT_SCALE = 0x1p42f;
+// The products of parts, in the order of summation: the part of the rows and the part of the weights.
+constexpr int PART_OF_ROWS[] = {2, 1, 0, 0, 1, 0}, PART_OF_WEIGHTS[] = {0, 0, 0, 1, 1, 2};
+inline bool needs_rows(int product) { return product == 0 || PART_OF_ROWS[product] != PART_OF_ROWS[product - 1]; }
+inline bool needs_weights(int product) {
+    return product == 0 || PART_OF_WEIGHTS[product] != PART_OF_WEIGHTS[product - 1];
+}
+
+// Weights in float16, [outputs / 16][inputs / 2][16][2], times 1024, so that they and their parts are normal numbers. A
+// float16 number without its last three bits, shifted right by three, is a bfloat16 number whose exponent is too small
+// by 112. Rows are scaled up to avoid underflow; results are scaled back by all three factors.
+struct Float16 {
+    using Number = uint16_t;
+    static constexpr int PARTS = 2, PRODUCTS = 5, GROUP = 2;
+    static constexpr float WEIGHT_SCALE = 1024, ROW_SCALE = 0x1p60f, RESULT_SCALE = 0x1p42f;
+
+    static Number pack(float number) {
+        const __m128i half = _mm_cvtps_ph(_mm_set_ss(number * WEIGHT_SCALE), _MM_FROUND_TO_NEAREST_INT);
+        return static_cast<Number>(_mm_extract_epi16(half, 0));
+    }
+
+    // Splits the weights of two inputs and 16 outputs: a line of each part's tile.
+    __attribute__((always_inline)) static inline void split(const Number* from, uint8_t* to) {
+        const __m512i without_exponent = _mm512_set1_epi16(static_cast<int16_t>(0x8fff));
+        const __m512i both = _mm512_loadu_si512(from);
+        const __m512i first = _mm512_and_si512(both, _mm512_set1_epi16(~7));
+        const __m512i last = (__m512i)((__m512h)both - (__m512h)first);
+        _mm512_store_si512(to, _mm512_and_si512(_mm512_srai_epi16(both, 3), without_exponent));
+        _mm512_store_si512(to + TILE, _mm512_and_si512(_mm512_srai_epi16(last, 3), without_exponent));
+    }
+};
+
+// Weights in float32, [outputs / 16][inputs][16].
+struct Float32 {
+    using Number = float;
+    static constexpr int PARTS = 3, PRODUCTS = 6, GROUP = 1;
+    static constexpr float ROW_SCALE = 1, RESULT_SCALE = 1;
+
+    static Number pack(float number) { return number; }
+
+    __attribute__((always_inline)) static inline void split(const Number* from, uint8_t* to) {
+        const __m512i upper = _mm512_set1_epi32(~0xffff);
+        __m512 first = _mm512_loadu_ps(from), second = _mm512_loadu_ps(from + OUTPUTS);
+#pragma GCC unroll 3
+        for (int part = 0; part < PARTS; ++part, to += TILE) {
+            const __m512i a = _mm512_and_si512((__m512i)first, upper), b = _mm512_and_si512((__m512i)second, upper);
+            _mm512_store_si512(to, _mm512_or_si512(_mm512_srli_epi32((__m512i)first, 16), b));
+            first = first - (__m512)a;
+            second = second - (__m512)b;
+        }
+    }
+};
 
 // Asks Linux for permission to use the tiles, once for the process.
 inline bool is_allowed() {
@@ -67,11 +118,11 @@ struct TileConfig {
 // their results are not read.
 class SplitRows {
 public:
-    SplitRows(const float* x, int64_t rows, int inputs) : blocks(inputs / INPUTS), numbers(memory(rows)) {
+    SplitRows(const float* x, int64_t rows, int inputs, float scale) : blocks(inputs / INPUTS), numbers(memory(rows)) {
         for (int64_t row = 0; row < rows; ++row) {
             for (int i = 0; i < inputs; i += OUTPUTS) {
                 uint8_t* to = group(row / ROWS) + i / INPUTS * PARTS * TILE + row % ROWS * LINE + i % INPUTS * 2;
-                __m512 rest = _mm512_loadu_ps(x + row * inputs + i) * ROW_SCALE;
+                __m512 rest = _mm512_loadu_ps(x + row * inputs + i) * scale;
                 for (int part = 0; part < PARTS; ++part, to += TILE) {
                     const __m512i upper = _mm512_and_si512((__m512i)rest, _mm512_set1_epi32(~0xffff));
                     rest = rest - (__m512)upper;
@@ -101,59 +152,56 @@ private:
     uint8_t* const numbers;
 };
 
-// Splits the weights of one tile into bfloat16 parts, [WEIGHT_PARTS][16][16][2], a few lines at each call.
+// Splits the weights of one tile into bfloat16 parts, [PARTS][16][16][2].
+template <typename Format>
 struct WeightSplitter {
-    const uint8_t* from;
+    static constexpr int NUMBERS = 2 * OUTPUTS;  // of a line
+    const typename Format::Number* from;
     uint8_t* to;
-    int64_t ahead;  // bytes from `from` to the weights to prefetch
+    int64_t ahead;  // numbers from `from` to the weights to prefetch
 
-    __attribute__((always_inline)) inline void split(int lines) {
-        const __m512i without_exponent = _mm512_set1_epi16(static_cast<int16_t>(0x8fff));
-        for (int line = 0; line < lines; ++line, from += LINE, to += LINE) {
-            const __m512i both = _mm512_loadu_si512(from);
-            _mm_prefetch(from + ahead, _MM_HINT_T1);
-            const __m512i first = _mm512_and_si512(both, _mm512_set1_epi16(~7));
-            const __m512i last = (__m512i)((__m512h)both - (__m512h)first);
-            _mm512_store_si512(to, _mm512_and_si512(_mm512_srai_epi16(both, 3), without_exponent));
-            _mm512_store_si512(to + TILE, _mm512_and_si512(_mm512_srai_epi16(last, 3), without_exponent));
+    // Splits a share of the lines: step `step` of `steps`.
+    __attribute__((always_inline)) inline void split(int step = 0, int steps = 1) const {
+        for (int line = 16 * step / steps; line < 16 * (step + 1) / steps; ++line) {
+            Format::split(from + line * NUMBERS, to + line * LINE);
+            for (int i = 0; i < NUMBERS; i += LINE / sizeof(*from)) {
+                _mm_prefetch(from + line * NUMBERS + ahead + i, _MM_HINT_T1);
+            }
         }
         memory_barrier();
     }
 };
 
 // The weights of `panels` panels, which are multiplied PANELS at a time.
-template <int PANELS>
+template <typename Format, int PANELS>
 struct Weights {
-    const uint8_t* numbers;
+    using Splitter = WeightSplitter<Format>;
+    const typename Format::Number* numbers;
     int64_t panels, blocks;
 
     // Returns the splitter of a block of panel `panel` + i. Past the last panel it repeats that one, as padding.
-    WeightSplitter splitter(int64_t panel, int i, int64_t block, uint8_t* to) const {
+    Splitter splitter(int64_t panel, int i, int64_t block, uint8_t* to) const {
+        constexpr int64_t SIZE = INPUTS * OUTPUTS;
         const int64_t tile = std::min(panel + i, panels - 1) * blocks + block;
-        return {numbers + tile * TILE, to + i * WEIGHT_PARTS * TILE, PANELS * blocks * TILE};
+        return {numbers + tile * SIZE, to + i * Format::PARTS * TILE, PANELS * blocks * SIZE};
     }
 
     // Returns the splitter of the block after this one.
-    WeightSplitter next(int64_t panel, int i, int64_t block, uint8_t* to) const {
+    Splitter next(int64_t panel, int i, int64_t block, uint8_t* to) const {
         return block + 1 < blocks ? splitter(panel, i, block + 1, to) : splitter(panel + PANELS, i, 0, to);
     }
 };
-
-// The products of parts, in the order of summation: the part of the rows and the part of the weights.
-constexpr int PRODUCTS = 5, PART_OF_ROWS[PRODUCTS] = {0, 1, 2, 0, 1}, PART_OF_WEIGHTS[PRODUCTS] = {0, 0, 0, 1, 1};
-inline bool needs_weights(int product) {
-    return product == 0 || PART_OF_WEIGHTS[product] != PART_OF_WEIGHTS[product - 1];
-}
 
 // Multiplies up to 16 rows. sums: `line` bytes for each row, with space for a multiple of three panels. Three panels at
 // a time, with independent sums, hide the latency of the tile instructions.
 //
 // Vector and tile units work in parallel if their instructions alternate. So the weights of the next block are split
 // between the products of this one (double buffering).
-inline void multiply_16_rows(const uint8_t* x, const Weights<3>& weights, float* sums, int64_t line) {
-    constexpr int PANELS = 3;
-    alignas(LINE) uint8_t memory[2][PANELS][WEIGHT_PARTS][TILE];
-    for (int i = 0; i < PANELS; ++i) weights.splitter(0, i, 0, memory[0][0][0]).split(16);
+template <typename Format>
+void multiply_16_rows(const uint8_t* x, const Weights<Format, 3>& weights, float* sums, int64_t line) {
+    constexpr int PANELS = 3, PRODUCTS = Format::PRODUCTS;
+    alignas(LINE) uint8_t memory[2][PANELS][Format::PARTS][TILE];
+    for (int i = 0; i < PANELS; ++i) weights.splitter(0, i, 0, memory[0][0][0]).split();
     bool buffer = false;
     for (int64_t panel = 0; panel < weights.panels; panel += PANELS, sums += PANELS * OUTPUTS) {
         _tile_zero(0);
@@ -162,26 +210,22 @@ inline void multiply_16_rows(const uint8_t* x, const Weights<3>& weights, float*
         for (int64_t block = 0; block < weights.blocks; ++block, buffer = !buffer) {
             const auto& current = memory[buffer];
             uint8_t* const next = memory[!buffer][0][0];
-            WeightSplitter a = weights.next(panel, 0, block, next), b = weights.next(panel, 1, block, next);
-            WeightSplitter c = weights.next(panel, 2, block, next);
-            // The 16 lines of each panel are split in five steps.
-            const auto split = [&](int number) {
-                (number < 5 ? a : number < 10 ? b : c).split(number % 5 == 4 ? 4 : 3);
-            };
-#pragma GCC unroll 5
+            const auto a = weights.next(panel, 0, block, next), b = weights.next(panel, 1, block, next),
+                       c = weights.next(panel, 2, block, next);
+#pragma GCC unroll 6
             for (int product = 0; product < PRODUCTS; ++product) {
                 if (needs_weights(product)) {
                     _tile_loadd(5, current[0][PART_OF_WEIGHTS[product]], LINE);
                     _tile_loadd(6, current[1][PART_OF_WEIGHTS[product]], LINE);
                     _tile_loadd(7, current[2][PART_OF_WEIGHTS[product]], LINE);
                 }
-                _tile_loadd(3, x + (block * PARTS + PART_OF_ROWS[product]) * TILE, LINE);
+                if (needs_rows(product)) _tile_loadd(3, x + (block * PARTS + PART_OF_ROWS[product]) * TILE, LINE);
                 _tile_dpbf16ps(0, 3, 5);
-                split(3 * product);
+                a.split(product, PRODUCTS);
                 _tile_dpbf16ps(1, 3, 6);
-                split(3 * product + 1);
+                b.split(product, PRODUCTS);
                 _tile_dpbf16ps(2, 3, 7);
-                split(3 * product + 2);
+                c.split(product, PRODUCTS);
             }
         }
         _tile_stored(0, sums, line);
@@ -192,11 +236,12 @@ inline void multiply_16_rows(const uint8_t* x, const Weights<3>& weights, float*
 }
 
 // Multiplies 17 to 32 rows (x and then `others`), two panels at a time.
-inline void multiply_32_rows(const uint8_t* x, const uint8_t* others, const Weights<2>& weights, float* sums,
-                             int64_t line) {
-    constexpr int PANELS = 2;
-    alignas(LINE) uint8_t memory[2][PANELS][WEIGHT_PARTS][TILE];
-    for (int i = 0; i < PANELS; ++i) weights.splitter(0, i, 0, memory[0][0][0]).split(16);
+template <typename Format>
+void multiply_32_rows(const uint8_t* x, const uint8_t* others, const Weights<Format, 2>& weights, float* sums,
+                      int64_t line) {
+    constexpr int PANELS = 2, PRODUCTS = Format::PRODUCTS;
+    alignas(LINE) uint8_t memory[2][PANELS][Format::PARTS][TILE];
+    for (int i = 0; i < PANELS; ++i) weights.splitter(0, i, 0, memory[0][0][0]).split();
     bool buffer = false;
     float* other_sums = sums + ROWS * line / static_cast<int64_t>(sizeof(float));
     for (int64_t panel = 0; panel < weights.panels;
@@ -208,25 +253,26 @@ inline void multiply_32_rows(const uint8_t* x, const uint8_t* others, const Weig
         for (int64_t block = 0; block < weights.blocks; ++block, buffer = !buffer) {
             const auto& current = memory[buffer];
             uint8_t* const next = memory[!buffer][0][0];
-            WeightSplitter a = weights.next(panel, 0, block, next), b = weights.next(panel, 1, block, next);
-            const auto split = [&](int number) { (number < 10 ? a : b).split(number % 10 < 6 ? 2 : 1); };
-#pragma GCC unroll 5
+            const auto a = weights.next(panel, 0, block, next), b = weights.next(panel, 1, block, next);
+#pragma GCC unroll 6
             for (int product = 0; product < PRODUCTS; ++product) {
                 if (needs_weights(product)) {
                     _tile_loadd(5, current[0][PART_OF_WEIGHTS[product]], LINE);
                     _tile_loadd(6, current[1][PART_OF_WEIGHTS[product]], LINE);
                 }
-                const int64_t offset = (block * PARTS + PART_OF_ROWS[product]) * TILE;
-                _tile_loadd(4, x + offset, LINE);
-                _tile_loadd(7, others + offset, LINE);
+                if (needs_rows(product)) {
+                    const int64_t offset = (block * PARTS + PART_OF_ROWS[product]) * TILE;
+                    _tile_loadd(4, x + offset, LINE);
+                    _tile_loadd(7, others + offset, LINE);
+                }
                 _tile_dpbf16ps(0, 4, 5);
-                split(4 * product);
+                a.split(2 * product, 2 * PRODUCTS);
                 _tile_dpbf16ps(1, 4, 6);
-                split(4 * product + 1);
+                b.split(2 * product, 2 * PRODUCTS);
                 _tile_dpbf16ps(2, 7, 5);
-                split(4 * product + 2);
+                a.split(2 * product + 1, 2 * PRODUCTS);
                 _tile_dpbf16ps(3, 7, 6);
-                split(4 * product + 3);
+                b.split(2 * product + 1, 2 * PRODUCTS);
             }
         }
         _tile_stored(0, sums, line);

@@ -14,7 +14,7 @@ namespace SPEC_DEC_ISA {
 // Makers of each kind of format.
 std::unique_ptr<Linear> make_float_linear(const Weight& weight, WeightFormat format);
 std::unique_ptr<Linear> make_int8_linear(const Weight& weight);
-std::unique_ptr<Linear> make_amx_linear(const Weight& weight);  // null without AMX
+std::unique_ptr<Linear> make_amx_linear(const Weight& weight, WeightFormat format);  // null without AMX
 bool has_amx_tiles();
 
 #ifdef __AVX512F__

@@ -14,16 +14,20 @@ int64_t noisy_argmax(const float* scores, int64_t size, int64_t likely, const No
 
 namespace {
 
+bool is_in_tiles(WeightFormat format) {
+    return format == WeightFormat::FP32_AMX_TILES || format == WeightFormat::FP16_AMX_TILES;
+}
+
 bool supports(WeightFormat format) {
 #ifndef SPEC_DEC_FP16
     if (format == WeightFormat::FP16_PANELS) return false;
 #endif
-    return format != WeightFormat::FP16_AMX_TILES || has_amx_tiles();
+    return !is_in_tiles(format) || has_amx_tiles();
 }
 
 std::unique_ptr<Linear> make_linear(const Weight& weight, WeightFormat format) {
     if (format == WeightFormat::INT8) return make_int8_linear(weight);
-    if (format == WeightFormat::FP16_AMX_TILES) return make_amx_linear(weight);
+    if (is_in_tiles(format)) return make_amx_linear(weight, format);
     return make_float_linear(weight, format);
 }
 

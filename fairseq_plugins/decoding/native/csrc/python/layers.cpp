@@ -65,6 +65,7 @@ void bind_layers(nb::module_& m) {
         .value("PANELS", WeightFormat::PANELS)
         .value("ROWS", WeightFormat::ROWS)
         .value("FP16_PANELS", WeightFormat::FP16_PANELS)
+        .value("FP32_AMX_TILES", WeightFormat::FP32_AMX_TILES)
         .value("FP16_AMX_TILES", WeightFormat::FP16_AMX_TILES)
         .value("INT8", WeightFormat::INT8);
     nb::enum_<Activation>(m, "Activation")
