@@ -2,9 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, overload
+from typing import Any, Self, overload
 
 import torch
 import torch.nn.functional as F
@@ -126,8 +126,8 @@ class KernelWeights(ABC):
             setattr(layer, name, self.linear(getattr(weights, name)))
         if weights.cross_query is not None:
             layer.cross_norm = self.norm(weights.cross_norm)
-            for name in ("cross_query", "cross_key_value", "cross_out"):
-                setattr(layer, name, self.linear(getattr(weights, name)))
+            for name, own in (("cross_query", self), ("cross_key_value", self._for_sources), ("cross_out", self)):
+                setattr(layer, name, own.linear(getattr(weights, name)))
         return layer
 
     def decoder(
@@ -173,9 +173,13 @@ class KernelWeights(ABC):
             return None
         if encoder.embed_positions is not None and not isinstance(encoder.embed_positions, KNOWN_POSITIONS):
             return None
-        return self._shared(
-            encoder, lambda: self._transformer(encoder, self._layers(read_encoder_layer, encoder), None)
-        )
+        own = self._for_sources
+        return own._shared(encoder, lambda: own._transformer(encoder, own._layers(read_encoder_layer, encoder), None))
+
+    @property
+    def _for_sources(self) -> Self:
+        """The converter for layers whose rows are all tokens of the sources."""
+        return replace(self, many_rows=True)
 
     def _shared(self, of: Hashable, convert: Callable[[], AnyTransformer]) -> AnyTransformer:
         """Return what another generator has converted with these settings, if they share that; else convert it."""

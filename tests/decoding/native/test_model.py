@@ -104,6 +104,27 @@ def test_weights_that_fp16_rounds_are_not_packed_in_fp16(number: float) -> None:
     assert format_of(weight) == FORMATS.PANELS
 
 
+def test_layers_of_the_sources_are_for_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four in each layer of the encoder, and in each of the decoder keys and values of cross-attention."""
+    seen: list[bool] = []
+
+    def spy(self: NativeWeights, weight: Tensor, int8: bool) -> Any:
+        seen.append(self.many_rows)
+        return FORMATS.PANELS
+
+    model = make_transformer(make_task(30), 1)
+    monkeypatch.setattr(NativeWeights, "_format", spy)
+    for many_rows in (False, True):
+        weights = NativeWeights(many_rows=many_rows)
+        weights.encoder(model.encoder)
+        assert seen == [True] * 4 * len(model.encoder.layers)
+        seen.clear()
+        weights.decoder(model.decoder)
+        layers = len(model.decoder.layers)
+        assert len(seen) == 1 + 7 * layers and seen.count(True) == (len(seen) if many_rows else layers)
+        seen.clear()
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_drafters_are_rounded_where_copies_may_be(packed: bool) -> None:
     assert NativeWeights(packed).for_drafts().int8 is packed
