@@ -150,7 +150,9 @@ class DraftVerifyGenerator(SequenceGenerator):
         """Return the arguments of `Backend.decode`; raise ConfigurationError for unsupported options."""
         if constraints is not None:
             if not self.search.supports_constraints:
-                raise ConfigurationError("--constraints", None, "are not for this search", "use {--decoder fast-beam}")
+                remedy = "use {--decoder fast-beam} without {--match-source-len}, {--diverse-beam-groups} and "
+                remedy += "{--diversity-rate}"
+                raise ConfigurationError("--constraints", None, "are not for this search", remedy)
             sample = {**sample, "constraints": constraints}
         source = sample["net_input"]["src_tokens"]
         if source.dim() == 2 and source.size(1) > self._max_source:

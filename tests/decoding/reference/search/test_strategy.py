@@ -73,7 +73,7 @@ def test_mistakes_are_named() -> None:
         task.build_generator(models, Namespace(beam=4, diverse_beam_groups=3))
     constraints = pack_constraints([[torch.tensor([7])]])
     plain = task.build_generator(models, Namespace(beam=4))
-    with error_about("--constraints", "are not for this search"):
+    with error_about("--constraints", "are not for this search; use --decoder fast-beam without --match-source-len"):
         plain.generate(models, sample, constraints=constraints)
     task.cfg.active_sentences = 2
     held = task.build_generator(models, Namespace(beam=4, diversity_rate=0.5))
