@@ -68,6 +68,8 @@ def reset_decoder(cfg: DictConfig) -> None:
     if cfg.task.int8:
         remedy = "leave it out: spec-dec-bench {--decoders} 'greedy int8,gad int8' measures it"
         raise ConfigurationError("--int8", None, "is for one decoder", remedy)
+    if cfg.generation.sampling:
+        raise ConfigurationError("--sampling", None, "has no outputs to compare with", "use it with fairseq-generate")
     decoder = "beam" if cfg.task.drafter_path is None else "gad"
     set_options(cfg.task, decoding_method=decoder, preset="none", top_beta=1, tau=0.0)
 

@@ -18,7 +18,7 @@ from fairseq_plugins.checkpoint.compact_weights import compact_weights, restore
 from fairseq_plugins.checkpoint.loading import building, read_language_model, read_state
 from fairseq_plugins.checkpoint.mapped_weights import TakeWeights
 from fairseq_plugins.checkpoint.tool_errors import check_dictionaries, check_sentencepiece
-from fairseq_plugins.errors import ConfigurationError, one_line
+from fairseq_plugins.errors import ConfigurationError, flag, one_line
 from fairseq_plugins.process.output import ignore_hydras_warnings, say
 from fairseq_plugins.shared.binarised import check_binarised
 from fairseq_plugins.shared.fingerprints import keep_fingerprint
@@ -34,6 +34,10 @@ class TaskSession:
     target_subwords: str | None = None
 
     def __init__(self, cfg: DictConfig, device: int | None = None) -> None:
+        """Set up the task; raises ConfigurationError if it cannot be, or for options that only fairseq's tools take."""
+        for option, tool in (("score_reference", "fairseq-generate"), ("constraints", "fairseq-interactive")):
+            if cfg.generation[option]:
+                raise ConfigurationError(flag(option), None, "is not for this command", f"use it with {tool}")
         self.cfg = cfg
         self.cuda = torch.cuda.is_available() and not cfg.common.cpu
         if self.cuda and device is not None:

@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from tabulate import tabulate
 
 from fairseq_plugins.checkpoint.session import TaskSession
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, flag
 from fairseq_plugins.pages.ddg import SolvedSentence, edges_between, trace
 from fairseq_plugins.pages.template import page_json, template
 from fairseq_plugins.shared.cli import CommandParser, run_command
@@ -128,8 +128,9 @@ def check(cfg: DictConfig, numbers: Sequence[int], dataset: Any, usable: Collect
 def load(cfg: DictConfig) -> TaskSession:
     """Set up a session with the Jacobi decoder; raises ConfigurationError for options that do not fit."""
     check_paths(cfg)
-    if cfg.generation.prefix_size > 0:
-        raise ConfigurationError("--prefix-size", cfg.generation.prefix_size, "cannot be drawn", "leave it out")
+    for name in ("prefix_size", "sampling", "lm_path"):
+        if value := cfg.generation[name]:
+            raise ConfigurationError(flag(name), None if value is True else value, "cannot be drawn", "leave it out")
     cfg.task.update(decoding_method="jacobi", drafter_path=None, stats_file=None)
     # Skip sentences that are too long, instead of failing for all.
     cfg.dataset.skip_invalid_size_inputs_valid_test = True

@@ -157,6 +157,7 @@ def test_ensemble_and_choice(released: Namespace, capsys: pytest.CaptureFixture[
         (["--block-size", "0"], "--block-size 0: "),
         (["--reference", __file__], f"--reference {__file__}: "),
         (["--profile"], "--profile: is for one decoder; use it with fairseq-generate"),
+        (["--sampling"], "--sampling: has no outputs to compare with"),
         (["--repeats", "0"], "--repeats"),
         (["--timing-batch-sizes", "1,x"], "--timing-batch-sizes"),
         (["--timing-seconds", "nan"], "--timing-seconds"),

@@ -7,6 +7,7 @@ import torch
 from fairseq_plugins.checkpoint.session import TaskSession, precision
 from fairseq_plugins.shared.parsing import as_config, generation_parser, parse_arguments
 from tests.conftest import Corpus
+from tests.errors import error_about
 
 
 def open_session(corpus: Corpus, *more: str) -> TaskSession:
@@ -23,6 +24,13 @@ def test_models_get_the_wanted_precision(corpus: Corpus, options: list[str], nam
     assert precision(session.cfg) == name
     assert {parameter.dtype for model in session.models for parameter in model.parameters()} == {dtype}
     assert not any(model.training for model in session.models)
+
+
+@pytest.mark.parametrize("option", ["--score-reference", "--constraints"])
+def test_options_of_fairseqs_tools_alone_are_refused(corpus: Corpus, option: str) -> None:
+    """spec-dec-distill took references for translations."""
+    with error_about(option, "is not for this command"):
+        open_session(corpus, option)
 
 
 def test_models_and_batches_are_on_the_gpu_of_the_beginning(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:

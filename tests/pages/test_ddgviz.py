@@ -187,14 +187,18 @@ def test_command(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--path", "nowhere.pt"], "--path nowhere.pt: no such file"),
         (["--path", "{own_encoder}"], "is a drafter"),
         (["--prefix-size", "2"], "--prefix-size 2: cannot be drawn"),
+        (["--sampling"], "--sampling: cannot be drawn"),
+        (["--lm-path", "lm.pt"], "--lm-path lm.pt: cannot be drawn"),
     ],
 )
 def test_invalid_options_are_refused(
     corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: list[str], message: str
 ) -> None:
     given = {"--sentences": "0", "--output": str(tmp_path), "--path": str(corpus.verifier)}
-    given[changes[0]] = changes[1].format(own_encoder=corpus.own_encoder)
-    assert ddgviz.main([str(corpus.data), "--cpu", *(f"{option}={value}" for option, value in given.items())]) == 2
+    option, *value = changes
+    given |= {option: value[0].format(own_encoder=corpus.own_encoder)} if value else {}
+    arguments = [*(f"{name}={text}" for name, text in given.items()), *([] if value else [option])]
+    assert ddgviz.main([str(corpus.data), "--cpu", *arguments]) == 2
     captured = capsys.readouterr()
     errors = [line for line in captured.err.splitlines() if "error: " in line]
     assert len(errors) == 1 and message in errors[0]
