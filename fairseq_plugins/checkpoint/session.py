@@ -19,7 +19,7 @@ from fairseq_plugins.checkpoint.loading import building, read_language_model, re
 from fairseq_plugins.checkpoint.mapped_weights import TakeWeights
 from fairseq_plugins.checkpoint.tool_errors import check_dictionaries, check_sentencepiece
 from fairseq_plugins.errors import ConfigurationError, flag, one_line
-from fairseq_plugins.process.output import ignore_hydras_warnings, say
+from fairseq_plugins.process.output import ignore_hydras_warnings, is_tool, say
 from fairseq_plugins.shared.binarised import check_binarised
 from fairseq_plugins.shared.fingerprints import keep_fingerprint
 
@@ -40,10 +40,12 @@ class TaskSession:
                 raise ConfigurationError(flag(option), None, "is not for this command", f"use it with {tool}")
         self.cfg = cfg
         self.cuda = torch.cuda.is_available() and not cfg.common.cpu
-        if self.cuda and device is not None:
-            torch.cuda.set_device(device)
-        # Other threads, and programs that load more models, have another current GPU.
-        self.device = torch.device("cuda", torch.cuda.current_device()) if self.cuda else torch.device("cpu")
+        self.device = torch.device("cpu")
+        if self.cuda:
+            # Other threads, and programs that load more models, have another current GPU, which stays as it is.
+            self.device = torch.device("cuda", torch.cuda.current_device() if device is None else device)
+            if is_tool():
+                torch.cuda.set_device(self.device)
         try:
             self.task = tasks.setup_task(cfg.task)
         except ConfigurationError:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.decoding.backends import Backend
 from fairseq_plugins.decoding.constraints import Constraints, constraints_of
+from fairseq_plugins.decoding.current_gpu import on_device
 from fairseq_plugins.decoding.decoded import Decoded, StepOutput
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStats
@@ -112,7 +113,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         chosen = self._chosen
         if chosen is None or not (self.weights_are_fixed or chosen[1].is_current()):
             self._chosen = chosen = None  # frees the memory
-            with torch.inference_mode():
+            with torch.inference_mode(), on_device(next(self.model.parameters()).device):
                 backend = self.choose()
             # Afterwards: joining layers moves their weights.
             chosen = self._chosen = backend, WeightSnapshot(self._read_from)

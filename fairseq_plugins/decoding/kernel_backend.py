@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.current_gpu import on_device
 from fairseq_plugins.decoding.decoded import Decoded, Hypothesis, StepOutput
 from fairseq_plugins.decoding.kernel_module import AnySentence, FoundHypothesis, FoundOutput, KernelModule, Unsupported
 from fairseq_plugins.decoding.kernel_weights import KernelWeights
@@ -49,6 +50,7 @@ class KernelBackend(ABC):
             raise Unsupported(reason)
         assert spec.build_kernels is not None
         model = context.models[0]
+        self.device = next(model.parameters()).device
         self.method: KernelMethod = spec.build_kernels(replace(context, weights=self.weights(context)), options)
         weights = self.method.weights
         self.module: KernelModule = weights.module
@@ -88,7 +90,7 @@ class KernelBackend(ABC):
 
     def decode(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> Decoded:
         """Decode a fairseq batch whose outputs begin with `first_token`."""
-        with torch.inference_mode():
+        with torch.inference_mode(), on_device(self.device):
             self._begin(sample, constraints, first_token)
             if self.beam:
                 try:
@@ -102,15 +104,15 @@ class KernelBackend(ABC):
         self, sample: dict[str, Any], constraints: Constraints, first_token: int
     ) -> Generator[list[StepOutput], None, Decoded]:
         """Decode a batch as `decode` does, and yield each iteration's result for every sentence."""
-        with torch.inference_mode():
+        with torch.inference_mode(), on_device(self.device):
             self._begin(sample, constraints, first_token)
         has_ended = False
         while not has_ended:
-            with torch.inference_mode():
+            with torch.inference_mode(), on_device(self.device):
                 has_ended = self.generator.run(1)
                 steps = [StepOutput(*step) for step in self.generator.last_iteration()]
             yield steps
-        with torch.inference_mode():
+        with torch.inference_mode(), on_device(self.device):
             return self._decoded(self.generator.outputs())
 
     # Continuous batches. After `open` the backend decodes nothing else; all methods may be called from any thread.

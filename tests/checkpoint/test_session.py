@@ -1,5 +1,7 @@
 """Sessions of commands: precision of models, unchanged options, prefixes, text."""
 
+import sys
+
 import fairseq.utils
 import pytest
 import torch
@@ -46,6 +48,20 @@ def test_models_and_batches_are_on_the_gpu_of_the_beginning(corpus: Corpus, monk
     assert len(session.models) == 1
     session.batch(session.load("test"), [0])
     assert moved == [torch.device("cuda:1")] * 2
+
+
+@pytest.mark.parametrize(("program", "changed"), [("mine.py", []), ("spec-dec-distill", ["cuda:1"])])
+def test_a_program_keeps_its_current_gpu(
+    program: str, changed: list[str], corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands change it: nothing of their processes is on another GPU."""
+    devices: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    monkeypatch.setattr(sys, "argv", [program])
+    arguments = [str(corpus.data), "--path", str(corpus.verifier)]
+    session = TaskSession(as_config(parse_arguments(generation_parser("test"), arguments)), 1)
+    assert session.device == torch.device("cuda:1") and list(map(str, devices)) == changed
 
 
 def test_a_generator_leaves_the_options_as_they_were(corpus: Corpus) -> None:

@@ -1,5 +1,6 @@
 """Choice of the backend, and its reason."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from fairseq_plugins.decoding.gpu import backend as gpu_backend
 from fairseq_plugins.decoding.method import MethodContext
 from fairseq_plugins.decoding.reference import fixed_shapes
 from tests.decoding.methods.test_blockwise import make_blockwise
-from tests.support import Options, make_drafter, make_task, make_transformer
+from tests.support import Options, make_all, make_drafter, make_generator, make_task, make_transformer
 
 DECODERS = [spec for spec in methods.METHODS if spec.build is not None]
 
@@ -91,3 +92,16 @@ def test_interpreting_needs_triton(monkeypatch: pytest.MonkeyPatch, spec: str | 
     monkeypatch.setattr(fixed_shapes, "find_spec", lambda name: spec)
     context: Any = SimpleNamespace(models=[make_transformer(make_task(20), 1)])
     assert gpu_backend.GpuBackend.refusal(object.__new__(gpu_backend.GpuBackend), context) == reason
+
+
+def test_kernels_run_on_the_gpu_of_their_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches on the current one, which belongs to the thread."""
+    task, model, sample = make_all(20, 1, [4, 6])
+    generator, _ = make_generator([model], task, Options("greedy"), max_len_b=5)
+    generator.backend.device = torch.device("cuda:1")  # type: ignore[union-attr]
+    entered: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or nullcontext())
+    generator.generate([model], sample)
+    assert entered == [torch.device("cuda:1")]
+    iterations = len(list(generator.steps(sample)))
+    assert iterations > 0 and entered == [torch.device("cuda:1")] * (iterations + 3)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fairseq_plugins.decoding.current_gpu import on_device
 from fairseq_plugins.decoding.gpu.beam_search import EosForbidden
 from fairseq_plugins.decoding.gpu.host_loop import Flight, HostLoop, Sentence
 from fairseq_plugins.decoding.kernel_module import FoundEvent
@@ -91,9 +92,8 @@ class ContinuousBatch:
     # --------------------------------------------------------------------------------------------- its thread
 
     def _work(self) -> None:
-        device = self._loop.device
         try:
-            with torch.inference_mode(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            with torch.inference_mode(), on_device(self._loop.device):
                 self._decode()
         except Exception as failure:  # of the device: nothing more can be decoded
             with self._changed:

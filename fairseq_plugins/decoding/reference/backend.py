@@ -2,13 +2,14 @@
 
 from collections import deque
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.current_gpu import on_device
 from fairseq_plugins.decoding.decoded import Decoded, StepOutput
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.recording.trace_writer import TraceWriter
@@ -21,8 +22,8 @@ from fairseq_plugins.errors import ConfigurationError
 
 @contextmanager
 def _on(device: torch.device) -> Iterator[None]:
-    """Compute on a device, exactly: Triton's kernels and captures use the current GPU of the thread."""
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext(), exact_arithmetic(device):
+    """Compute on a device, exactly."""
+    with on_device(device), exact_arithmetic(device):
         yield
 
 
