@@ -6,8 +6,9 @@
 #   DATA=folder MONO=file train_scripts/back_translation.sh    train.en, train.de, val.*, test.*, and German text
 #   MONO=file UPSAMPLE=2 train_scripts/wmt14.sh           every recipe takes MONO; UPSAMPLE repeats the parallel text
 #SBATCH --job-name=back-translation --gres=gpu:1 --cpus-per-task=8 --time=06:00:00 --output=%x-%j.log --open-mode=append --signal=B:USR1@300
-script=$(realpath -- "${BASH_SOURCE[0]}") # Slurm runs a copy from elsewhere, and knows of which file
-[ -e "$(dirname "$script")/recipe.sh" ] || script=$(realpath -- "$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=\(.*\.sh\).*/\1/p;T;q')")
+script=${BASH_SOURCE[0]} # Slurm runs a copy from elsewhere, and knows of which file
+[ -e "$(dirname "$script")/recipe.sh" ] || [ -L "$script" ] || script=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=\(.*\.sh\).*/\1/p;T;q')
+[ ! -L "$script" ] || script=$(realpath -- "$script")
 # shellcheck source=train_scripts/recipe.sh
 source "$(dirname "$script")/recipe.sh" || exit
 source train_scripts/downloads.sh

@@ -7,7 +7,8 @@
 #
 # Results: results/NAME/bench/table.md and table.json. Settings: REPEATS, TIMING_SENTENCES, BATCH_SIZES, THREADS.
 # Further options go to spec-dec-bench, such as --remove-bpe --tokenizer moses for models of SUBWORDS=moses.
-script=$(realpath -- "${BASH_SOURCE[0]}")
+script=${BASH_SOURCE[0]}
+[ ! -L "$script" ] || script=$(realpath -- "$script")
 # shellcheck source=train_scripts/recipe.sh
 source "$(dirname "$script")/recipe.sh" || exit
 

@@ -7,8 +7,9 @@
 # DATA is required: make its files from the original stories (github.com/abisee/cnn-dailymail). The BART models (4 GB) are
 # downloaded, or read from BART=folder (model.pt, dict.txt, encoder.json, vocab.bpe) and TEACHER=file.
 #SBATCH --job-name=cnn_dm --gres=gpu:8 --cpus-per-task=32 --time=2-00:00:00 --output=%x-%j.log --open-mode=append --signal=B:USR1@300
-script=$(realpath -- "${BASH_SOURCE[0]}") # Slurm runs a copy from elsewhere, and knows of which file
-[ -e "$(dirname "$script")/recipe.sh" ] || script=$(realpath -- "$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=\(.*\.sh\).*/\1/p;T;q')")
+script=${BASH_SOURCE[0]} # Slurm runs a copy from elsewhere, and knows of which file
+[ -e "$(dirname "$script")/recipe.sh" ] || [ -L "$script" ] || script=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=\(.*\.sh\).*/\1/p;T;q')
+[ ! -L "$script" ] || script=$(realpath -- "$script")
 # shellcheck source=train_scripts/recipe.sh
 source "$(dirname "$script")/recipe.sh" || exit
 source train_scripts/downloads.sh

@@ -8,7 +8,8 @@
 # This is the fastest recipe: the verifier is its own teacher, and there is no sweep. Training ends after a number of
 # epochs, so that results can be reproduced; MINUTES sets a time limit instead. The first TEST_SENTENCES (200) of the test
 # set in DATA are used.
-script=$(realpath -- "${BASH_SOURCE[0]}")
+script=${BASH_SOURCE[0]}
+[ ! -L "$script" ] || script=$(realpath -- "$script")
 # shellcheck source=train_scripts/recipe.sh
 source "$(dirname "$script")/recipe.sh" || exit
 recipe_stages=text,binarise,mono,reverse,sample,pairs,verifier,decode,merge,drafter,blockwise,table,card

@@ -9,8 +9,9 @@
 # (F0.5), which is not part of this project: run its scripts on the text of results/NAME/test. We report the edit F0.5 of
 # spec-dec-metrics.
 #SBATCH --job-name=gec --gres=gpu:4 --cpus-per-task=16 --time=2-00:00:00 --output=%x-%j.log --open-mode=append --signal=B:USR1@300
-script=$(realpath -- "${BASH_SOURCE[0]}") # Slurm runs a copy from elsewhere, and knows of which file
-[ -e "$(dirname "$script")/recipe.sh" ] || script=$(realpath -- "$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=\(.*\.sh\).*/\1/p;T;q')")
+script=${BASH_SOURCE[0]} # Slurm runs a copy from elsewhere, and knows of which file
+[ -e "$(dirname "$script")/recipe.sh" ] || [ -L "$script" ] || script=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=\(.*\.sh\).*/\1/p;T;q')
+[ ! -L "$script" ] || script=$(realpath -- "$script")
 # shellcheck source=train_scripts/recipe.sh
 source "$(dirname "$script")/recipe.sh" || exit
 source train_scripts/downloads.sh

@@ -5,8 +5,9 @@
 #   DATA=folder train_scripts/multi30k.sh        train.en, train.de, val.*, test*.* of your own
 #   SHAPE=base train_scripts/multi30k.sh         40 million parameters, too large for CPU caches; the tiny verifier teaches it
 #SBATCH --job-name=multi30k --gres=gpu:1 --cpus-per-task=8 --time=06:00:00 --output=%x-%j.log --open-mode=append --signal=B:USR1@300
-script=$(realpath -- "${BASH_SOURCE[0]}") # Slurm runs a copy from elsewhere, and knows of which file
-[ -e "$(dirname "$script")/recipe.sh" ] || script=$(realpath -- "$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=\(.*\.sh\).*/\1/p;T;q')")
+script=${BASH_SOURCE[0]} # Slurm runs a copy from elsewhere, and knows of which file
+[ -e "$(dirname "$script")/recipe.sh" ] || [ -L "$script" ] || script=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=\(.*\.sh\).*/\1/p;T;q')
+[ ! -L "$script" ] || script=$(realpath -- "$script")
 # shellcheck source=train_scripts/recipe.sh
 source "$(dirname "$script")/recipe.sh" || exit
 source train_scripts/downloads.sh

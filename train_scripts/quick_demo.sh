@@ -9,7 +9,8 @@
 #
 # Results: results/demo. Nothing of an earlier run is used. UPDATES=1000 trains longer, TIMING_SENTENCES=200 times more
 # sentences. To train all models on your own text: make demo DATA=folder NAME=mytext.en-de.
-script=$(realpath -- "${BASH_SOURCE[0]}")
+script=${BASH_SOURCE[0]}
+[ ! -L "$script" ] || script=$(realpath -- "$script")
 # shellcheck source=train_scripts/recipe.sh
 source "$(dirname "$script")/recipe.sh" || exit
 no_options "$@"

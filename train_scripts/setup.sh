@@ -13,7 +13,7 @@
 # needs no torch and runs while torch is downloaded. The wheel is kept out of pip's cache, where other projects would find it.
 set -euo pipefail
 unset CDPATH
-cd "$(dirname "$(realpath -- "${BASH_SOURCE[0]}")")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 case ${1:-} in
     -*) printf 'error: %s: no such option; usage: train_scripts/setup.sh [VENV [STAMP]]\n' "$1" >&2; exit 2 ;;

@@ -8,8 +8,9 @@
 # DATA is required: WikiLarge comes from its authors (github.com/XingxingZhang/dress), the references of Turk from
 # github.com/cocoxu/simplification, those of ASSET from github.com/facebookresearch/asset.
 #SBATCH --job-name=simplification --gres=gpu:4 --cpus-per-task=16 --time=1-00:00:00 --output=%x-%j.log --open-mode=append --signal=B:USR1@300
-script=$(realpath -- "${BASH_SOURCE[0]}") # Slurm runs a copy from elsewhere, and knows of which file
-[ -e "$(dirname "$script")/recipe.sh" ] || script=$(realpath -- "$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=\(.*\.sh\).*/\1/p;T;q')")
+script=${BASH_SOURCE[0]} # Slurm runs a copy from elsewhere, and knows of which file
+[ -e "$(dirname "$script")/recipe.sh" ] || [ -L "$script" ] || script=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=\(.*\.sh\).*/\1/p;T;q')
+[ ! -L "$script" ] || script=$(realpath -- "$script")
 # shellcheck source=train_scripts/recipe.sh
 source "$(dirname "$script")/recipe.sh" || exit
 

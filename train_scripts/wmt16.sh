@@ -7,8 +7,9 @@
 #   DATA=folder train_scripts/wmt16.sh                          train.en, train.ro, valid.*, test.* of your own, raw text
 #   sbatch --array=0-7 train_scripts/wmt16.sh --only decode     decode the training set in eight jobs
 #SBATCH --job-name=wmt16 --gres=gpu:8 --cpus-per-task=32 --time=3-00:00:00 --output=%x-%j.log --open-mode=append --signal=B:USR1@300
-script=$(realpath -- "${BASH_SOURCE[0]}") # Slurm runs a copy from elsewhere, and knows of which file
-[ -e "$(dirname "$script")/recipe.sh" ] || script=$(realpath -- "$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=\(.*\.sh\).*/\1/p;T;q')")
+script=${BASH_SOURCE[0]} # Slurm runs a copy from elsewhere, and knows of which file
+[ -e "$(dirname "$script")/recipe.sh" ] || [ -L "$script" ] || script=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=\(.*\.sh\).*/\1/p;T;q')
+[ ! -L "$script" ] || script=$(realpath -- "$script")
 # shellcheck source=train_scripts/recipe.sh
 source "$(dirname "$script")/recipe.sh" || exit
 source train_scripts/downloads.sh

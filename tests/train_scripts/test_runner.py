@@ -424,6 +424,10 @@ def test_a_recipe_starts_from_anywhere(clone: Path, tmp_path: Path) -> None:
     result = recipe(clone, "multi30k", "--only", "text", folder=tmp_path, **variables)
     assert result.returncode == 0, result.stderr
     assert (clone / "data-bin/x/raw/valid.de").read_text() == "ein zwei\n" * 8
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/train_scripts").symlink_to(clone / "train_scripts")  # of another project, with its own data
+    result = recipe(tmp_path / "project", "multi30k", "--only", "text", folder=tmp_path, **variables)
+    assert (tmp_path / "project/data-bin/x/raw/valid.de").exists(), result.stderr
     result = recipe(clone, "multi30k", "--dry-run", folder=tmp_path, **variables, SUBWORDS="gpt2")
     assert f"--gpt2-vocab-bpe '{tmp_path}/my text/vocab.bpe'" in result.stdout
     (tmp_path / "my text").rename(tmp_path / "-text")
