@@ -102,47 +102,45 @@ static void for_each_sentence_block(const std::vector<int64_t>& sentence, int64_
 
 void Decoder::run(Rows& rows, const std::function<void(int64_t, float*)>& input, const std::vector<int>& kept,
                   const std::function<const int64_t*(int64_t)>& ancestors) const {
-    thread_local Floats scratch_memory, gathered_memory;
-    const int64_t count = rows.size(), width = model->width;
+    thread_local Floats scratch_memory;
+    thread_local std::vector<const float*> slots;
+    const int64_t count = rows.size(), width = model->width, slot_size = self_cache.row_size;
     int64_t longest = 0;
     float* x = embed(rows, input, longest);
-    const auto scratch = [&](int heads) { return at_least(scratch_memory, attention_scratch(heads, longest)); };
-    const int64_t slot_size = self_cache.row_size;
-    float* gathered = at_least(gathered_memory, ancestors ? longest * slot_size : 0);
+    // Attends from a block of rows of a sentence to `slots`.
+    const auto attend = [&](size_t layer, int64_t block, const float* query, int64_t query_stride, const int64_t* last,
+                            float* out) {
+        const int heads = model->layers[layer].heads;
+        float* scratch = at_least(scratch_memory, attention_scratch(heads, longest));
+        kernels().attend(block, query, query_stride, slots.data(), last, heads, static_cast<int>(width) / heads,
+                         scratch, out);
+    };
     const auto attend_self = [&](size_t layer, const float* qkv, float* out) {
         for (int64_t row = 0; row < count; ++row) {
             std::copy_n(qkv + row * 3 * width + width, 2 * width, slot(layer, rows.sentence[row], rows.position[row]));
         }
-        const int heads = model->layers[layer].heads;
-        const int64_t* before = nullptr;  // of the same sentence
         for (int64_t row = 0; ancestors && row < count; ++row) {
             const int64_t own_row = rows.sentence[row], first = own_row - own_row % beam, length = rows.position[row];
             const int64_t* ancestor = ancestors(row);
-            for (int64_t s = 0; s < length; ++s) {
-                if (before && before[s] == ancestor[s]) continue;  // still there
-                std::copy_n(slot(layer, first + ancestor[s], s), slot_size, gathered + s * slot_size);
-            }
-            std::copy_n(slot(layer, own_row, length), slot_size, gathered + length * slot_size);
-            before = row + 1 < count && rows.sentence[row + 1] / beam == own_row / beam ? ancestor : nullptr;
-            kernels().attend(1, qkv + row * 3 * width, 3 * width, gathered, slot_size, &length, heads,
-                             static_cast<int>(width) / heads, scratch(heads), out + row * width);
+            slots.resize(length + 1);
+            for (int64_t s = 0; s < length; ++s) slots[s] = slot(layer, first + ancestor[s], s);
+            slots[length] = slot(layer, own_row, length);
+            attend(layer, 1, qkv + row * 3 * width, 3 * width, &length, out + row * width);
         }
         if (ancestors) return;
         for_each_sentence_block(rows.sentence, 1, [&](int64_t row, int64_t block) {
-            kernels().attend(block, qkv + row * 3 * width, 3 * width, slot(layer, rows.sentence[row], 0), slot_size,
-                             rows.last_visible.data() + row, heads, static_cast<int>(width) / heads, scratch(heads),
-                             out + row * width);
+            const int64_t* last = rows.last_visible.data() + row;
+            rows_at(slots, slot(layer, rows.sentence[row], 0), slot_size, *std::max_element(last, last + block) + 1);
+            attend(layer, block, qkv + row * 3 * width, 3 * width, last, out + row * width);
         });
     };
     const auto attend_to_source = [&](size_t layer, const float* query, float* out) {
-        const int heads = model->layers[layer].heads;
         for_each_sentence_block(rows.sentence, beam, [&](int64_t row, int64_t block) {
-            const int64_t b = rows.sentence[row] / beam;
+            const int64_t b = rows.sentence[row] / beam, length = sources->length(b);
             int64_t last[ROW_BLOCK];
-            std::fill_n(last, block, sources->length(b) - 1);
-            kernels().attend(block, query + row * width, width, cross_cache.at(layer, sources->begins[b]),
-                             cross_cache.row_size, last, heads, static_cast<int>(width) / heads, scratch(heads),
-                             out + row * width);
+            std::fill_n(last, block, length - 1);
+            rows_at(slots, cross_cache.at(layer, sources->begins[b]), cross_cache.row_size, length);
+            attend(layer, block, query + row * width, width, last, out + row * width);
         });
     };
     std::function<void(size_t, const float*)> keep;

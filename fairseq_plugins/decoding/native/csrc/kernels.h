@@ -31,10 +31,9 @@ struct Kernels {
 
     // Computes attention of `rows` (at most ROW_BLOCK) queries of one sentence, each over the slots 0 .. last[row].
     //
-    // query: [rows], query_stride apart. key_values: [slots], slot_stride apart; each slot holds a key
-    // [heads * width] and then a value of the same size. scratch: attention_scratch(heads, slots) floats.
-    // out: [rows][heads * width].
-    void (*attend)(int64_t rows, const float* query, int64_t query_stride, const float* key_values, int64_t slot_stride,
+    // query: [rows], query_stride apart. slots: where each slot lies; it holds a key [heads * width] and then a value
+    // of the same size. scratch: attention_scratch(heads, slots) floats. out: [rows][heads * width].
+    void (*attend)(int64_t rows, const float* query, int64_t query_stride, const float* const* slots,
                    const int64_t* last, int heads, int width, float* scratch, float* out);
 
     // Layer normalisation of x[rows][width]; y may be x.

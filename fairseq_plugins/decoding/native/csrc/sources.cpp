@@ -66,6 +66,7 @@ int64_t Sources::rows(const std::vector<int64_t>& numbers) const {
 void Sources::encode(const Transformer& encoder, const std::vector<int64_t>& numbers) {
     if (numbers.empty()) return;
     thread_local Floats scratch_memory, packed_memory;
+    thread_local std::vector<const float*> slots;
     std::vector<int64_t> distinct, last_slots(ROW_BLOCK);
     for (const int64_t b : numbers) {
         if (distinct.empty() || !are_equal(b, distinct.back())) distinct.push_back(b);
@@ -91,10 +92,10 @@ void Sources::encode(const Transformer& encoder, const std::vector<int64_t>& num
         int64_t row = 0;
         for (const int64_t b : distinct) {
             std::fill(last_slots.begin(), last_slots.end(), length(b) - 1);
+            rows_at(slots, qkv + row * 3 * width + width, 3 * width, length(b));
             for_each_block(length(b), ROW_BLOCK, [&](int64_t offset, int64_t block) {
-                kernels().attend(block, qkv + (row + offset) * 3 * width, 3 * width, qkv + row * 3 * width + width,
-                                 3 * width, last_slots.data(), heads, static_cast<int>(width) / heads, scratch,
-                                 out + (row + offset) * width);
+                kernels().attend(block, qkv + (row + offset) * 3 * width, 3 * width, slots.data(), last_slots.data(),
+                                 heads, static_cast<int>(width) / heads, scratch, out + (row + offset) * width);
             });
             row += length(b);
         }

@@ -60,6 +60,7 @@ private:
     // (models/block_nat/decoder.py).
     void compute(Sentence& own, int64_t sentence, int64_t end) {
         thread_local Floats scratch_memory;
+        thread_local std::vector<const float*> slots;
         const int64_t length = sources->length(sentence);
         const float* embedding = sources->embedding.data() + sources->begins[sentence] * width;
         if (own.positions == 0) {
@@ -72,11 +73,12 @@ private:
         if (static_cast<int64_t>(own.embeddings.size()) < end * width)
             own.embeddings.resize(std::max(end, 2 * own.positions) * width);
         float* scratch = at_least(scratch_memory, attention_scratch(1, length));
+        rows_at(slots, own.key_values.data(), 2 * width, length);
         int64_t last[ROW_BLOCK];
         std::fill_n(last, ROW_BLOCK, length - 1);
         for_each_block(end - own.positions, ROW_BLOCK, [&](int64_t offset, int64_t block) {
             const int64_t position = own.positions + offset;
-            kernels().attend(block, queries.data() + position * width, width, own.key_values.data(), 2 * width, last, 1,
+            kernels().attend(block, queries.data() + position * width, width, slots.data(), last, 1,
                              static_cast<int>(width), scratch, own.embeddings.data() + position * width);
         });
         for (int64_t i = own.positions * width; i < end * width; ++i) own.embeddings[i] += weights.vector[i % width];

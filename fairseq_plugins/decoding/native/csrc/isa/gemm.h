@@ -154,25 +154,24 @@ void by_panels(const void* weight, int64_t bytes, int64_t rows, int outputs, con
 }
 
 // Multiplies ROWS rows of x by PANELS panels of a weight. start(row, v) returns what the products of vector v of a row
-// are added to; put(row, v, sums) receives the sums. Strides: between rows of x and their values, between panels, and
-// between the inputs of a panel. prefetch(i) is called for each input.
-template <int ROWS, int PANELS, typename Number, typename Prefetch, typename Start, typename Put>
+// are added to; put(row, v, sums) receives the sums. weights_of(i) returns those of an input in the first panel.
+// Strides: between rows of x and their values, and between panels. prefetch(i) is called for each input.
+template <int ROWS, int PANELS, typename Weights, typename Prefetch, typename Start, typename Put>
 __attribute__((always_inline)) inline void multiply_panels(const float* x, int64_t row_stride, int64_t value_stride,
-                                                           int64_t inputs, const Number* panels, int64_t panel_stride,
-                                                           int64_t input_stride, const Prefetch& prefetch,
+                                                           int64_t inputs, const Weights& weights_of,
+                                                           int64_t panel_stride, const Prefetch& prefetch,
                                                            const Start& start, const Put& put) {
     constexpr int VECTORS = PANELS * PANEL / LANES, IN_PANEL = PANEL / LANES;
     // For one row of float32 the processor's own prefetching is faster.
-    constexpr bool PREFETCHES = ROWS > 1 || sizeof(Number) < sizeof(float);
+    constexpr bool PREFETCHES = ROWS > 1 || sizeof(*weights_of(0)) < sizeof(float);
     Vector sums[ROWS][VECTORS];
     for (int row = 0; row < ROWS; ++row) {
         for (int v = 0; v < VECTORS; ++v) sums[row][v] = start(row, v);
     }
     for (int64_t i = 0; i < inputs; ++i) {
         if (PREFETCHES) prefetch(i);
-        const auto weight = [&](int v) {
-            return load(panels + v / IN_PANEL * panel_stride + i * input_stride + v % IN_PANEL * LANES);
-        };
+        const auto* from = weights_of(i);
+        const auto weight = [&](int v) { return load(from + v / IN_PANEL * panel_stride + v % IN_PANEL * LANES); };
         // Keep the smaller operand in registers.
         if constexpr (ROWS < VECTORS) {
             Vector values[ROWS];
@@ -204,11 +203,11 @@ constexpr int FEW_ROWS = 3, MAX_OUTPUTS = std::min(ACCUMULATORS / FEW_ROWS, LANE
 template <int ROWS>
 constexpr int OUTPUTS_OF = ROWS <= FEW_ROWS ? MAX_OUTPUTS : ACCUMULATORS / ROW_BLOCK;
 
-// Multiplies ROWS rows of x by OUTPUTS rows of a weight: result[ROWS][OUTPUTS ..]. Strides are between rows.
-// FROM_MEMORY: prefetch a weight that is not in the cache.
-template <int ROWS, int OUTPUTS, bool FROM_MEMORY = true>
-__attribute__((always_inline)) inline void multiply_rows(const float* x, int64_t row_stride, const float* weight,
-                                                         int64_t stride, int inputs, float result[][LANES]) {
+// Multiplies ROWS rows of x by OUTPUTS rows of a weight: result[ROWS][OUTPUTS ..]. row_stride: between rows of x.
+// weights_of(output) returns a row. prefetch(i, output) is called for each vector from input `i` on.
+template <int ROWS, int OUTPUTS, typename Weights, typename Prefetch>
+__attribute__((always_inline)) inline void multiply_rows(const float* x, int64_t row_stride, const Weights& weights_of,
+                                                         int inputs, const Prefetch& prefetch, float result[][LANES]) {
     Vector sums[ROWS][OUTPUTS] = {};
     int i = 0;
     for (; i + LANES <= inputs; i += LANES) {
@@ -218,16 +217,15 @@ __attribute__((always_inline)) inline void multiply_rows(const float* x, int64_t
             keep_in_register(values[row]);
         }
         for (int output = 0; output < OUTPUTS; ++output) {
-            // Prefetch two blocks ahead, farther than the hardware prefetcher does.
-            if (FROM_MEMORY) __builtin_prefetch(weight + OUTPUTS * (2 * stride + i) + output * LANES, 0, 2);
-            const Vector weights = load(weight + output * stride + i);
+            prefetch(i, output);
+            const Vector weights = load(weights_of(output) + i);
             for (int row = 0; row < ROWS; ++row) sums[row][output] = fma(values[row], weights, sums[row][output]);
         }
     }
     for (int row = 0; row < ROWS && i < inputs; ++row) {
         const Vector values = load_partial(x + row * row_stride + i, inputs - i);
         for (int output = 0; output < OUTPUTS; ++output) {
-            sums[row][output] = fma(values, load_partial(weight + output * stride + i, inputs - i), sums[row][output]);
+            sums[row][output] = fma(values, load_partial(weights_of(output) + i, inputs - i), sums[row][output]);
         }
     }
     for (int row = 0; row < ROWS; ++row) {

@@ -44,11 +44,12 @@ __attribute__((always_inline)) inline void multiply(const float* x, int64_t inpu
         if (converts_narrow()) return multiply_panels_narrow<PANELS>(x, inputs, panels, prefetch, put);
     }
 #endif
+    const auto weights_of = [&](int64_t i) { return panels + i * PANEL; };
     const auto zero = [](int, int) { return Vector{}; };
     if constexpr (ROWS > MAX_ROWS) {
-        multiply_panels<ROWS, PANELS>(x, 1, ROWS, inputs, panels, inputs * PANEL, PANEL, prefetch, zero, put);
+        multiply_panels<ROWS, PANELS>(x, 1, ROWS, inputs, weights_of, inputs * PANEL, prefetch, zero, put);
     } else {
-        multiply_panels<ROWS, PANELS>(x, inputs, 1, inputs, panels, inputs * PANEL, PANEL, prefetch, zero, put);
+        multiply_panels<ROWS, PANELS>(x, inputs, 1, inputs, weights_of, inputs * PANEL, prefetch, zero, put);
     }
 }
 
@@ -152,15 +153,19 @@ __attribute__((noinline)) void multiply_row_block(const float* weight, const flo
             epilogue(result[r], columns, bias ? bias + begin : nullptr, target.at(r, begin));
         }
     };
+    const auto multiply = [&](auto count, int begin) {
+        const float* from = weight + begin * size;
+        const auto weights_of = [&](int output) { return from + output * size; };
+        // Two blocks ahead, farther than the processor prefetches by itself.
+        const auto prefetch = [&](int i, int output) {
+            __builtin_prefetch(from + count * (2 * size + i) + output * LANES, 0, 2);
+        };
+        multiply_rows<ROWS, count>(x, size, weights_of, inputs, prefetch, result);
+        put(begin, count);
+    };
     int begin = 0;
-    for (; begin + OUTPUTS <= outputs; begin += OUTPUTS, weight += OUTPUTS * size) {
-        multiply_rows<ROWS, OUTPUTS>(x, size, weight, size, inputs, result);
-        put(begin, OUTPUTS);
-    }
-    for (; begin < outputs; ++begin, weight += size) {
-        multiply_rows<ROWS, 1>(x, size, weight, size, inputs, result);
-        put(begin, 1);
-    }
+    for (; begin + OUTPUTS <= outputs; begin += OUTPUTS) multiply(std::integral_constant<int, OUTPUTS>(), begin);
+    for (; begin < outputs; ++begin) multiply(std::integral_constant<int, 1>(), begin);
 }
 
 class RowLinear final : public Linear {

@@ -8,8 +8,8 @@
 namespace spec_dec {
 namespace SPEC_DEC_ISA {
 
-void attend(int64_t rows, const float* query, int64_t query_stride, const float* key_values, int64_t slot_stride,
-            const int64_t* last, int heads, int width, float* scratch, float* out);
+void attend(int64_t rows, const float* query, int64_t query_stride, const float* const* slots, const int64_t* last,
+            int heads, int width, float* scratch, float* out);
 int64_t noisy_argmax(const float* scores, int64_t size, int64_t likely, const NoiseKey& key);
 
 namespace {
