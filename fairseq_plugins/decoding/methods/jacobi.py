@@ -82,10 +82,11 @@ def _build(context: MethodContext, options: JacobiOptions) -> Method:
 
 def _build_kernels(context: MethodContext, options: JacobiOptions) -> KernelMethod:
     initial, length = _initial(context, options), getattr(options, "jacobi_length", None)
+    longest = context.models[0].max_decoder_positions() + 2  # larger numbers change nothing, and may not fit int64
     drafter = context.kernel_weights.module.jacobi_drafter(
-        block=_block(options) or 0,
+        block=min(_block(options) or 0, longest),
         window_ratio=WINDOW_RATIO,
-        length=-1 if length is None else length,
+        length=-1 if length is None else min(length, longest),
         initial=-1 if initial is None else initial,
     )
     width = min(_block(options) or _MAX_WIDTH + 1, _MAX_WIDTH + 1) - 1

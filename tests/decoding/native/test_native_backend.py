@@ -79,8 +79,10 @@ def test_scores_that_are_nan_are_an_error(how: Options, engine: Engine | None, v
 def test_blocks_beyond_the_longest_output_take_no_memory(decoder: str, fixed_width: bool) -> None:
     task, model, sample = make_all(40, 3, [5, 3, 8])
     emitted = []
-    for block_size in (22, 10**12):
-        ours, stats = decode([model], task, sample, Options(decoder, block_size, fixed_width=fixed_width), max_len_b=20)
+    for block_size in (22, 10**12, 2**70):
+        length = {"jacobi_length": 2**70} if decoder == "hybrid-jacobi" else {}
+        how = Options(decoder, block_size, fixed_width=fixed_width, **length)
+        ours, stats = decode([model], task, sample, how, max_len_b=20)
         assert_same_output(ours, fairseq_greedy([model], task, sample, max_len_b=20))
         emitted.append([sentence.emitted for sentence in stats])
-    assert not fixed_width or emitted[0] == emitted[1]
+    assert not fixed_width or emitted[0] == emitted[1] == emitted[2]
