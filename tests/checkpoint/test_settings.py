@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 import fairseq_plugins
 from fairseq_plugins.benchmarks import ctranslate
 from fairseq_plugins.checkpoint.loading import read_language_model, read_with_task, refuse_unsafe_model_of_validation
-from fairseq_plugins.checkpoint.settings import check_settings, items
+from fairseq_plugins.checkpoint.settings import as_dict, check_settings
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.beside import add_decoder
 from tests.conftest import TINY, Corpus
@@ -53,7 +53,7 @@ def test_groups_of_fairseq_hydra_train_become_the_options_of_a_command_line(make
     with error_about("--path", "its setting encoder_embed_path is '/gone', which fairseq could read"):
         check_settings(make(of_both), ("--path", None), removes=False)
     check_settings(settings, ("--path", None))
-    read = items(settings) or {}
+    read = as_dict(settings) or {}
     assert read.keys().isdisjoint(groups) and read["dropout"] == 0.1
     assert (read["encoder_embed_dim"], read["encoder_layers"], read["encoder_embed_path"]) == (48, 6, None)
     assert (read["decoder_embed_dim"], read["decoder_output_dim"], read["decoder_layers"]) == (32, 32, 2)
