@@ -244,3 +244,11 @@ def test_python_of_traces_runs(
     for block in re.findall("```python\n(.*?)```", text, re.DOTALL):
         exec(block, {})
     assert capsys.readouterr().out == f"1 ['a', '</s>']\n{[1.5] * 9}\n"
+
+
+def test_options_of_a_task_are_the_same_in_python() -> None:
+    """Without --lang-dict fairseq numbers the languages in another order, and the output is another."""
+    command, *others = blocks("docs/models.md")
+    (options,) = (block for block in others if "task_options=" in block)
+    given = set(re.findall(r"--(lang-[a-z]+|[a-z]+-langtok)", command))
+    assert {"lang-dict"} < given == {name.replace("_", "-") for name in re.findall(r'"([a-z]+_[a-z]+)":', options)}

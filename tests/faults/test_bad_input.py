@@ -12,6 +12,8 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
+from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
 
 from fairseq_plugins.checkpoint.tool_errors import excepthook
 from fairseq_plugins.errors import on_command_line
@@ -134,6 +136,14 @@ def test_lines_that_are_too_long_do_not_stop_the_rest(released: Released, monkey
     skip = "--skip-invalid-size-inputs-valid-test"
     skipping = run_in_process("interactive", options(released, *common, str(text), "--buffer-size", "10", skip)).stdout
     assert re.findall(r"^H-(\d+)\t\S+\t(.*)$", skipping, re.MULTILINE) == outputs and not failed
+
+
+def test_constraints_of_a_task_that_has_none() -> None:
+    task = mock.Mock(args=mock.Mock(decoder_langtok=False, target_lang="de"))
+    with pytest.raises(NotImplementedError) as raised:
+        TranslationMultiSimpleEpochTask.inference_step(task, None, [], {}, constraints=torch.ones(1))
+    error = wrong_option(raised.value, {"constraints": "ordered"})
+    assert error is not None and f"{error}" == "--constraints ordered: is not for this --task; leave it out"
 
 
 def test_standard_input_of_interactive_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
