@@ -1,5 +1,7 @@
 """Compare the kernels' linear layers, in every weight format, with PyTorch's; equal formats agree bit by bit."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -213,6 +215,22 @@ def test_which_formats_are_copies(weight_format: Any, is_copied: bool) -> None:
     assert (apply(layer, x) == 32).all()
     weight.fill_(2)
     assert (apply(layer, x) == (32 if is_copied else 64)).all()
+
+
+def huge_page_bytes() -> int:
+    """Return the bytes of this process's memory that ask for huge pages."""
+    mappings = re.findall(r"^Size: +(\d+) kB.*?^VmFlags:(.*?)$", Path("/proc/self/smaps").read_text(), re.M | re.S)
+    return sum(int(size) * 1024 for size, flags in mappings if "hg" in flags.split())
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no huge pages")
+def test_large_packed_weights_ask_for_huge_pages() -> None:
+    """All of a weight but its last page, which other memory shares."""
+    before = huge_page_bytes()
+    weight, x = torch.rand(1100, 4000), torch.rand(3, 4000)
+    layer = make(weight, None, FORMATS.PANELS)
+    assert huge_page_bytes() - before >= weight.nbytes - 2**21
+    torch.testing.assert_close(apply(layer, x), F.linear(x, weight), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("weight_format", [FORMATS.PANELS, FORMATS.ROWS])
