@@ -24,8 +24,8 @@ _KNOWN = (
     ("generate", "^'target'$", "--score-reference", "the data has no references", "give fairseq-generate a set "
      "with both languages"),
     ("init_constraints", "NoneType", "--constraints", "fairseq-generate has none", "use fairseq-interactive"),
-    ("inference_step", "Constrained decoding .* not supported", "--constraints", "is not for this {--task}",
-     "leave it out"),
+    ("build_dataset_for_inference", "Constrained decoding .* not supported", "--constraints", "is not for this "
+     "{--task}", "leave it out"),
     ("add_sequence", "^$", "--constraints", "a line has an empty one", "give a phrase after each tab"),
     ("build_generator", "mutually exclusive", None, "{--sampling}, {--match-source-len}, {--diverse-beam-groups} and "
      "{--diversity-rate} exclude each other", "give one of them"),

@@ -12,7 +12,6 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-import torch
 from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
 
 from fairseq_plugins.checkpoint.tool_errors import excepthook
@@ -139,11 +138,11 @@ def test_lines_that_are_too_long_do_not_stop_the_rest(released: Released, monkey
 
 
 def test_constraints_of_a_task_that_has_none() -> None:
-    task = mock.Mock(args=mock.Mock(decoder_langtok=False, target_lang="de"))
     with pytest.raises(NotImplementedError) as raised:
-        TranslationMultiSimpleEpochTask.inference_step(task, None, [], {}, constraints=torch.ones(1))
+        TranslationMultiSimpleEpochTask.build_dataset_for_inference(None, [], [], constraints=[])
     error = wrong_option(raised.value, {"constraints": "ordered"})
-    assert error is not None and f"{error}" == "--constraints ordered: is not for this --task; leave it out"
+    message = "--constraints ordered: is not for this --task; leave it out"
+    assert error is not None and error.spelled(on_command_line) == message
 
 
 def test_standard_input_of_interactive_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
