@@ -10,7 +10,7 @@ import torch
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from fairseq_plugins.decoding.search_numbers import Count, Factor, Length, Penalty, Power, check_values
+from fairseq_plugins.decoding.search_numbers import Count, Factor, Length, Penalty, Power, Threads, check_values
 from fairseq_plugins.errors import ConfigurationError, Spelling, as_command, did_you_mean, flag, in_python
 
 
@@ -152,7 +152,7 @@ class LoadArguments(TypedDict):
     tokenizer: str | None
     device: str | None
     precision: str
-    threads: Count | None
+    threads: Threads | None
 
 
 @dataclass(frozen=True)

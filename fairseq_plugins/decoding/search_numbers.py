@@ -10,6 +10,8 @@ from fairseq_plugins.errors import ConfigurationError, flag
 from fairseq_plugins.shared.typed_values import WrongValue, checked
 
 Count = Annotated[int, Meta(ge=1, lt=2**31)]
+# Where the system has no more threads, OpenMP ends the process.
+Threads = Annotated[int, Meta(ge=1, le=1024)]
 Length = Annotated[int, Meta(ge=0, lt=2**31)]
 # Not infinite and not NaN, which compares as false.
 Factor = Annotated[float, Meta(ge=0, le=1e6)]

@@ -90,6 +90,7 @@ def test_options_of_calls(options: dict, message: str) -> None:
         ({"folder": b"folder"}, "folder=b'folder': give text or None, not bytes"),
         ({"drafter": ["a"]}, r"drafter=\['a'\]: give text or None, not a list"),
         ({"threads": 0}, "threads=0: give a whole number of at least 1"),
+        ({"threads": 100_000}, "threads=100000: give a whole number of at most 1024"),
         ({"task": None}, "task: give text, not None"),
         ({"task_options": "a"}, 'task_options="a": give a dict or None, not str'),
         ({"lenpen": 2000}, "lenpen=2000: give a number of at most 70"),
