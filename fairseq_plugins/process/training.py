@@ -35,7 +35,7 @@ _LOOP = ("fairseq_cli.train", "train")
 
 
 def stop_on_request() -> None:
-    """Let SIGUSR1 or the file of `STOP_FILE` end fairseq-train after its update, without a validation."""
+    """Let SIGUSR1 or the file of `STOP_FILE` end fairseq-train after its update, or a validation that is due."""
     if Path(sys.argv[0]).name != "fairseq-train":
         return
     signal.signal(signal.SIGUSR1, _stop)
