@@ -245,17 +245,18 @@ def test_weights_outlive_the_tensor_that_they_were_read_from(weight_format: Any)
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
-def test_nan_and_infinity_propagate(number: float) -> None:
+@pytest.mark.parametrize("inputs_of_it", [slice(7, 8), slice(None)])
+def test_nan_and_infinity_propagate(number: float, inputs_of_it: slice) -> None:
     for weight_format in filter(kernels().supports, (FORMATS.PANELS, FORMATS.ROWS, FORMATS.INT8, *TILES)):
         inputs = 64 if weight_format in TILES else 33
         x, weight, bias = drawn(5, inputs, 40, True, 1)
-        x[2, 7] = number
+        x[2, inputs_of_it] = number
         result = apply(make(weight, bias, weight_format), x)
         assert not result[2].isfinite().any() and result[[0, 1, 3, 4]].isfinite().all()
         if weight_format in (FORMATS.INT8, FORMATS.FP16_AMX_TILES):
             continue
         x, weight, bias = drawn(5, inputs, 40, True, 1)
-        weight[3, 7] = number
+        weight[3, inputs_of_it] = number
         result = apply(make(weight, bias, weight_format), x)
         assert not result[:, 3].isfinite().any() and result[:, 4:].isfinite().all()
 

@@ -93,7 +93,7 @@ inline int number_at(const uint8_t* quantized, int i) {
 }
 
 struct RowScale {
-    float scale;      // NaN if the row has NaN
+    float scale;      // NaN if the row has NaN or infinity
     int32_t missing;  // what sums of its products are too small by
 };
 
@@ -110,6 +110,10 @@ RowScale quantize_row(const float* x, int inputs, uint8_t* quantized) {
     for (int lane = 0; lane < LANES; ++lane) bits = std::max(bits, highest[lane]);
     float largest;
     std::memcpy(&largest, &bits, sizeof largest);
+    if (!std::isfinite(largest)) {
+        std::fill_n(quantized, whole_groups(inputs) * BYTES, uint8_t{});
+        return {NAN, 0};
+    }
     // As in weights.py.
     constexpr float SMALLEST = 1e-30f;
     const float steps = largest > SMALLEST ? 127 / largest : 0;
@@ -124,13 +128,13 @@ RowScale quantize_row(const float* x, int inputs, uint8_t* quantized) {
     }
     int32_t missing = 0;
     for (int lane = 0; BYTES == 2 && lane < LANES; ++lane) missing -= negative[lane];
-    return {largest / 127 + largest * 0, missing};  // infinity becomes NaN
+    return {largest / 127, missing};
 }
 
 // Quantized rows, which all threads of a product share.
 struct QuantizedRows {
-    static constexpr int64_t TILE_ROWS = 16;
-    const int64_t size;  // inputs, in whole groups
+    static constexpr int64_t TILE_ROWS = 16;  // whole tiles are read (int8_tiles.h)
+    const int64_t size;                       // inputs, in whole groups
     Aligned<uint8_t> numbers;
     std::vector<RowScale> scales;
 
