@@ -72,14 +72,12 @@ public:
 protected:
     Linear(const Weight& weight, int64_t efficient_rows)
         : inputs(weight.inputs), outputs(weight.outputs), efficient_rows(efficient_rows) {
-        if (!weight.bias) return;
-        bias.assign(weight.bias, weight.bias + outputs);
-        bias.resize((outputs + PANEL - 1) / PANEL * PANEL);
+        if (weight.bias) bias.assign(weight.bias, weight.bias + outputs);
     }
 
     const float* bias_at(int output) const { return bias.empty() ? nullptr : bias.data() + output; }
 
-    Floats bias;  // [outputs], padded to whole panels; empty for none
+    Floats bias;  // [outputs]; empty for none
 };
 
 // Calls `run(row, count)` for blocks of about equal size, at most `most` rows each: a leftover block of one row would
