@@ -130,7 +130,8 @@ void Decoder::run(Rows& rows, const std::function<void(int64_t, float*)>& input,
         if (ancestors) return;
         for_each_sentence_block(rows.sentence, 1, [&](int64_t row, int64_t block) {
             const int64_t* last = rows.last_visible.data() + row;
-            rows_at(slots, slot(layer, rows.sentence[row], 0), slot_size, *std::max_element(last, last + block) + 1);
+            set_addresses(slots, slot(layer, rows.sentence[row], 0), slot_size,
+                          *std::max_element(last, last + block) + 1);
             attend(layer, block, qkv + row * 3 * width, 3 * width, last, out + row * width);
         });
     };
@@ -139,7 +140,7 @@ void Decoder::run(Rows& rows, const std::function<void(int64_t, float*)>& input,
             const int64_t b = rows.sentence[row] / beam, length = sources->length(b);
             int64_t last[ROW_BLOCK];
             std::fill_n(last, block, length - 1);
-            rows_at(slots, cross_cache.at(layer, sources->begins[b]), cross_cache.row_size, length);
+            set_addresses(slots, cross_cache.at(layer, sources->begins[b]), cross_cache.row_size, length);
             attend(layer, block, query + row * width, width, last, out + row * width);
         });
     };

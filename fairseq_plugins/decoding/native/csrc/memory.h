@@ -55,11 +55,10 @@ auto* at_least(Buffer& buffer, int64_t size) {
     return buffer.data();
 }
 
-// Fills `rows` with the addresses of `count` rows that lie `stride` numbers apart, and returns where they are.
-inline const float* const* rows_at(std::vector<const float*>& rows, const float* first, int64_t stride, int64_t count) {
+// Sets `rows` to the addresses of `count` rows that lie `stride` numbers apart.
+inline void set_addresses(std::vector<const float*>& rows, const float* first, int64_t stride, int64_t count) {
     rows.resize(count);
     for (int64_t row = 0; row < count; ++row) rows[row] = first + row * stride;
-    return rows.data();
 }
 
 // Keys and values [layers][rows][2][D]: a row for each slot of each sentence, or for each source token. Their pages are

@@ -92,7 +92,7 @@ void Sources::encode(const Transformer& encoder, const std::vector<int64_t>& num
         int64_t row = 0;
         for (const int64_t b : distinct) {
             std::fill(last_slots.begin(), last_slots.end(), length(b) - 1);
-            rows_at(slots, qkv + row * 3 * width + width, 3 * width, length(b));
+            set_addresses(slots, qkv + row * 3 * width + width, 3 * width, length(b));
             for_each_block(length(b), ROW_BLOCK, [&](int64_t offset, int64_t block) {
                 kernels().attend(block, qkv + (row + offset) * 3 * width, 3 * width, slots.data(), last_slots.data(),
                                  heads, static_cast<int>(width) / heads, scratch, out + (row + offset) * width);

@@ -73,7 +73,7 @@ private:
         if (static_cast<int64_t>(own.embeddings.size()) < end * width)
             own.embeddings.resize(std::max(end, 2 * own.positions) * width);
         float* scratch = at_least(scratch_memory, attention_scratch(1, length));
-        rows_at(slots, own.key_values.data(), 2 * width, length);
+        set_addresses(slots, own.key_values.data(), 2 * width, length);
         int64_t last[ROW_BLOCK];
         std::fill_n(last, ROW_BLOCK, length - 1);
         for_each_block(end - own.positions, ROW_BLOCK, [&](int64_t offset, int64_t block) {
