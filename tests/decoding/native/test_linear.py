@@ -227,7 +227,8 @@ def huge_page_bytes() -> int:
 def test_large_packed_weights_ask_for_huge_pages() -> None:
     """All of a weight but its last page, which other memory shares."""
     before = huge_page_bytes()
-    weight, x = torch.rand(1100, 4000), torch.rand(3, 4000)
+    # Above 32 MiB, so that malloc maps new pages, which never are those of an earlier test.
+    weight, x = torch.rand(1100, 8000), torch.rand(3, 8000)
     layer = make(weight, None, FORMATS.PANELS)
     assert huge_page_bytes() - before >= weight.nbytes - 2**21
     torch.testing.assert_close(apply(layer, x), F.linear(x, weight), rtol=1e-4, atol=1e-3)
