@@ -80,6 +80,8 @@ def _validates_soon(frame: FrameType) -> bool:
     False two updates after the first request: some trainings validate all the time.
     """
     cfg, done, batches = frame.f_locals["cfg"], frame.f_locals["trainer"].get_num_updates(), frame.f_locals.get("itr")
+    if cfg.dataset.disable_validation:
+        return False
     _asked_at.append(done)
     intervals = (cfg.checkpoint.save_interval_updates, cfg.dataset.validate_interval_updates)
     # An update is counted before its validation.
