@@ -17,8 +17,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
 
+#include "../memory.h"
 #include "simd.h"
 
 namespace spec_dec {
@@ -140,13 +140,8 @@ public:
 
 private:
     uint8_t* memory(int64_t rows) const {
-        struct alignas(LINE) Line {
-            uint8_t bytes[LINE];
-        };
-        thread_local std::vector<Line> lines;
-        const size_t size = (rows + ROWS - 1) / ROWS * blocks * PARTS * TILE / LINE;
-        if (lines.size() < size) lines.resize(size);
-        return lines.data()->bytes;
+        thread_local Aligned<uint8_t> tiles;
+        return at_least(tiles, (rows + ROWS - 1) / ROWS * blocks * PARTS * TILE);
     }
 
     uint8_t* const numbers;
