@@ -148,11 +148,6 @@ __attribute__((noinline)) void multiply_row_block(const float* weight, const flo
     constexpr int OUTPUTS = OUTPUTS_OF<ROWS>;
     const int64_t size = inputs;
     float result[ROWS][LANES];
-    const auto put = [&](int begin, int columns) {
-        for (int r = 0; r < ROWS; ++r) {
-            epilogue(result[r], columns, bias ? bias + begin : nullptr, target.at(r, begin));
-        }
-    };
     const auto multiply = [&](auto count, int begin) {
         const float* from = weight + begin * size;
         const auto weights_of = [&](int output) { return from + output * size; };
@@ -161,7 +156,9 @@ __attribute__((noinline)) void multiply_row_block(const float* weight, const flo
             __builtin_prefetch(from + count * (2 * size + i) + output * LANES, 0, 2);
         };
         multiply_rows<ROWS, count>(x, size, weights_of, inputs, prefetch, result);
-        put(begin, count);
+        for (int r = 0; r < ROWS; ++r) {
+            epilogue(result[r], count, bias ? bias + begin : nullptr, target.at(r, begin));
+        }
     };
     int begin = 0;
     for (; begin + OUTPUTS <= outputs; begin += OUTPUTS) multiply(std::integral_constant<int, OUTPUTS>(), begin);
