@@ -30,7 +30,7 @@ namespace {
 #ifdef SPEC_DEC_WITH_AMX
 // Whether the processor has AMX-BF16, AMX-INT8 and AVX512-FP16. `__builtin_cpu_supports` of older compilers lacks these
 // names.
-bool has_amx_fp16() {
+bool has_amx() {
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
     if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
     constexpr unsigned AMX_BF16 = 1u << 22, AVX512_FP16 = 1u << 23, AMX_TILE = 1u << 24, AMX_INT8 = 1u << 25;
@@ -72,7 +72,7 @@ std::vector<const Kernels*> runnable() {
                                          __builtin_cpu_supports("avx512vl");
     [[maybe_unused]] const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
 #ifdef SPEC_DEC_WITH_AMX
-    if (vnni && has_amx_fp16() && isa_amx::get_kernels().supports(WeightFormat::FP16_AMX_TILES)) {
+    if (vnni && has_amx() && isa_amx::get_kernels().supports(WeightFormat::FP16_AMX_TILES)) {
         result.push_back(&isa_amx::get_kernels());
     }
 #endif
