@@ -39,8 +39,8 @@ def missing_triton() -> str:
 
 def triton_problem() -> str:
     """Return why Triton cannot be used on this GPU, and the remedy; empty if it can."""
-    if missing_triton():
-        return missing_triton()
+    if missing := missing_triton():
+        return missing
     try:
         # A C compiler makes its interface to the driver, in its cache.
         import_module("triton").runtime.driver.active.get_current_target()
