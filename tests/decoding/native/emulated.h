@@ -164,10 +164,16 @@ inline void store_tile(int tile, void* to, int64_t stride) {
         std::memcpy(static_cast<char*>(to) + line * stride, tiles.numbers[tile][line], tiles.bytes[tile]);
 }
 
+// Requires the shapes of a product whose inputs are multiplied in groups of four bytes.
+inline void require_product(int to, int a, int b) {
+    require(tiles.are_configured && to != a && to != b && a != b);
+    require(tiles.lines[to] == tiles.lines[a] && tiles.lines[b] == tiles.bytes[a] / 4);
+    require(tiles.bytes[b] == tiles.bytes[to]);
+}
+
 inline void multiply_tiles(int to, int a, int b) {
     const int pairs = tiles.bytes[a] / 4, outputs = tiles.bytes[to] / 4;
-    require(tiles.are_configured && to != a && to != b && a != b);
-    require(tiles.lines[to] == tiles.lines[a] && tiles.lines[b] == pairs && tiles.bytes[b] == tiles.bytes[to]);
+    require_product(to, a, b);
     for (int line = 0; line < tiles.lines[a]; ++line) {
         float sums[16][2] = {}, *const totals = reinterpret_cast<float*>(tiles.numbers[to][line]);
         for (int i = 0; i < pairs * 2; ++i) {
@@ -185,8 +191,7 @@ inline void multiply_tiles(int to, int a, int b) {
 
 inline void multiply_int8_tiles(int to, int a, int b) {
     const int groups = tiles.bytes[a] / 4, outputs = tiles.bytes[to] / 4;
-    require(tiles.are_configured && to != a && to != b && a != b);
-    require(tiles.lines[to] == tiles.lines[a] && tiles.lines[b] == groups && tiles.bytes[b] == tiles.bytes[to]);
+    require_product(to, a, b);
     for (int line = 0; line < tiles.lines[a]; ++line) {
         for (int i = 0; i < groups * 4; ++i) {
             const auto* weights = reinterpret_cast<const int8_t*>(tiles.numbers[b][i / 4]);
