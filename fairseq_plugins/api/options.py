@@ -155,6 +155,12 @@ class LoadArguments(TypedDict):
     threads: Threads | None
 
 
+class ServiceArguments(TypedDict):
+    """Arguments of `Model.service` that are checked as those of `load` are."""
+
+    threads: Threads | None
+
+
 @dataclass(frozen=True)
 class Place:
     """Where options are given: its name, for messages, and the names of its options and its other arguments."""

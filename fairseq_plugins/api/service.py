@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, NoReturn, Unpack
 
-from fairseq_plugins.api.options import CallOptions, SearchOptions
+from fairseq_plugins.api.options import CallOptions, SearchOptions, ServiceArguments, check_arguments
 from fairseq_plugins.api.results import Step, Translation
 from fairseq_plugins.api.sentences import TargetTexts
 from fairseq_plugins.api.service_engines import ContinuousEngine, Job, OnStep, WholeBatches
@@ -46,7 +46,7 @@ class Service:
         max_beam: largest beam of a sentence.
 
     Raises:
-        ConfigurationError: for numbers below 1.
+        ConfigurationError: for numbers below 1, or more than 1024 threads.
 
     Attributes:
         engine: how sentences are decoded, and why: "continuous batches, native: ...", or "whole batches: ...".
@@ -55,6 +55,7 @@ class Service:
     def __init__(
         self, model: "Model", threads: int | None = None, max_sentences: int = MAX_SENTENCES, max_beam: int = MAX_BEAM
     ) -> None:
+        check_arguments({"threads": threads}, ServiceArguments)
         if max_sentences < 1:
             raise ConfigurationError("--max-sentences", max_sentences, remedy="give at least 1")
         if max_beam < 1:

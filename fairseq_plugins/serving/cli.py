@@ -71,9 +71,11 @@ def get_parser() -> CommandParser:
 
 
 def make_models(args: argparse.Namespace) -> list[Any]:
-    """Return the models of a command line, not loaded yet; raise ConfigurationError for a wrong name."""
+    """Return the models of a command line, not loaded yet; raise ConfigurationError for a wrong name or number."""
+    from fairseq_plugins.api.options import ServiceArguments, check_arguments
     from fairseq_plugins.serving.models import ServedModel
 
+    check_arguments({"threads": args.threads}, ServiceArguments)
     options: dict[str, Any] = {**named_values(args.set)}
     options |= {name: vars(args)[name] for name in ("decoder", "device") if vars(args)[name] is not None}
     models = []

@@ -161,6 +161,9 @@ def test_what_does_not_fit_is_refused_at_once(service: Service, model: Model) ->
     for numbers in ({"max_sentences": 0}, {"max_beam": 0}):
         with refused("give at least 1"):
             model.service(**numbers)
+    for threads in (0, 100_000):
+        with refused(f"--threads {threads}: give a whole number of at "):
+            model.service(threads)
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])

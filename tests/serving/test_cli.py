@@ -99,6 +99,8 @@ def test_wrong_arguments_are_one_line(capsys: pytest.CaptureFixture[str]) -> Non
         assert cli.main([str(FOLDER), "--port", str(port)]) == 2
     assert f"--port {port}: 127.0.0.1 cannot be listened at (Address already in use)" in capsys.readouterr().err
     assert cli.main([str(FOLDER), "--port", "70000"]) == 2
+    assert cli.main([str(FOLDER), "--threads", "100000"]) == 2
+    assert "error: --threads 100000: give a whole number of at most 1024" in capsys.readouterr().err
     assert cli.main([str(FOLDER), "--int8"]) == 2
     assert "--int8: no such option; give --set int8=VALUE (see spec-dec-serve --help)" in capsys.readouterr().err
 
