@@ -50,7 +50,7 @@ class BatchDecoder:
         self._weights: ForkSafeLock = ForkSafeLock() if shares is None else shares._weights
         self._thread = threading.local()
         # Build a generator, so that options that do not fit the model fail here, not at the first sentence.
-        self._give_back(self._take(self._generators.search({})))
+        self._give_back(self._take(self._generators.any_search()))
         # The task may put a language before each source, after its EOS or in the place of that, and padding.
         blank = self._sample([Input(self._ids([]))])
         dictionary = session.task.source_dictionary

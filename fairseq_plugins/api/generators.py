@@ -19,7 +19,7 @@ from fairseq_plugins.api.options import (
 from fairseq_plugins.checkpoint.session import TaskSession
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.decoding.reference.alignment import align_to_text
-from fairseq_plugins.decoding.search_numbers import check_search_numbers
+from fairseq_plugins.decoding.search_numbers import check_beam_groups, check_search_numbers, next_multiple
 from fairseq_plugins.decoding.suppression import SuppressedTokens, check_end, suppressed_tokens
 from fairseq_plugins.errors import ConfigurationError
 
@@ -71,6 +71,7 @@ class Generators:
         self._defaults = {name: session.cfg.generation[name] for name in _OPTIONS}
         self._drawing = {name: session.cfg.generation[name] for name in _DRAWING}
         self._seed = int(session.cfg.task.seed)
+        self._groups = session.cfg.generation.diverse_beam_groups
         # Other tasks than ours have a Namespace.
         self._tokens = {name: getattr(session.cfg.task, name, None) for name in _TOKENS}
 
@@ -96,6 +97,7 @@ class Generators:
             size = max(beam or 1, num_hypotheses)
         elif self.searches_beams:
             size = _DEFAULT_BEAM if beam is None else beam
+            check_beam_groups(SimpleNamespace(beam=size, diverse_beam_groups=self._groups))
         elif beam in (None, 1):
             size = 1
         else:
@@ -116,6 +118,10 @@ class Generators:
             suppressed=suppressed,
             needs_scores=needs_scores,
         )
+
+    def any_search(self) -> CallSearch:
+        """Return the options of a call that every model of this decoder can do."""
+        return self.search({"beam": next_multiple(_DEFAULT_BEAM, self._groups)} if self.searches_beams else {})
 
     def _suppressed(self, options: dict[str, Any]) -> SuppressedTokens:
         """Return the suppressed tokens of a call."""
@@ -140,7 +146,7 @@ class Generators:
         generation = self._session.cfg.generation
         others = {
             "sampling": samples,
-            "diverse_beam_groups": generation.diverse_beam_groups > 0,
+            "diverse_beam_groups": self._groups > 0,
             "match_source_len": generation.match_source_len,
             "diversity_rate": generation.diversity_rate > -1,
         }
@@ -180,7 +186,8 @@ class Generators:
         decoding = self._session.task.decoding
         decoding.batch_invariant = True
         try:
-            return self._session.generator(beam=beam if self.searches_beams else 1, nbest=1)
+            beam = next_multiple(beam, self._groups) if self.searches_beams else 1
+            return self._session.generator(beam=beam, nbest=1)
         finally:
             decoding.batch_invariant = False
 

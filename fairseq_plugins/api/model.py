@@ -98,7 +98,7 @@ class Model(BatchDecoder):
         if self._spec.build is None:
             return "fairseq: its own beam search"
         with self._turn(), self._weights:
-            generator = self._take(self._generators.search({}))
+            generator = self._take(self._generators.any_search())
             backend: Backend = generator.backend
             self._give_back(generator)
         return f"{backend.name}: {backend.reason}"

@@ -132,9 +132,6 @@ def refuse_search_options(args: Any, prefix_allowed_tokens_fn: Any, decoder: str
             if is_set:
                 problem = f"is not supported by {{--decoder {decoder}}}"
                 raise ConfigurationError(f"--{option}", None, problem, f"leave it out or use {{--decoder {remedy}}}")
-    groups, beam = getattr(args, "diverse_beam_groups", -1), getattr(args, "beam", 5)
-    if groups > 0 and beam % groups:
-        raise ConfigurationError("--diverse-beam-groups", groups, f"must divide {{--beam {beam}}}")
     if getattr(args, "no_repeat_ngram_size", 0) == 1:
         problem = "forbids the end of the sentence, too, which is its first token"
         raise ConfigurationError("--no-repeat-ngram-size", 1, problem, "give 2 or more")

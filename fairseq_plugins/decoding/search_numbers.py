@@ -74,6 +74,19 @@ def check_search_numbers(args: Any) -> None:
         raise ConfigurationError("--nbest", nbest, f"more than {{--beam {beam}}}", "lower it or raise {--beam}")
 
 
+def check_beam_groups(args: Any) -> None:
+    """Raise ConfigurationError unless groups of diverse beam search, in fairseq's options `args`, divide the beam."""
+    groups, beam = getattr(args, "diverse_beam_groups", -1), getattr(args, "beam", 5)
+    if groups > 0 and beam % groups:
+        remedy = f"give {{--beam {next_multiple(beam, groups)}}}, or groups that divide it"
+        raise ConfigurationError("--diverse-beam-groups", groups, f"must divide {{--beam {beam}}}", remedy)
+
+
+def next_multiple(beam: int, groups: int) -> int:
+    """Return the smallest beam from this one on that so many groups divide; 0 and below: no groups."""
+    return beam + -beam % groups if groups > 0 else beam
+
+
 def _whole(value: Any) -> Any:
     """Return a whole number in place of an equal float: programs give max_len_b=200.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -90,7 +90,7 @@ class ServedModel:
                 self._models["default"] = model
             service = self.service("default")
             split_text("1. 2.", self.languages[0])
-            service.submit("1").result()
+            service.submit("1", beam=self.beam if model._generators.searches_beams else None).result()
         except Exception as error:
             problem = f"cannot be loaded: {' '.join(str(error).split())}"
             if not self._is_closed:

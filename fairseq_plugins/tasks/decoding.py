@@ -30,7 +30,7 @@ from fairseq_plugins.decoding.recording.trace_writer import TraceWriter, check_t
 from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.half_precision import HALF_DTYPES, precision_of, with_rounded_weights
-from fairseq_plugins.decoding.search_numbers import check_search_numbers
+from fairseq_plugins.decoding.search_numbers import check_beam_groups, check_search_numbers
 from fairseq_plugins.decoding.suppression import check_end, suppressed_tokens
 from fairseq_plugins.decoding.trained_drafter import drafter_in, load_drafter
 from fairseq_plugins.errors import ConfigurationError
@@ -96,12 +96,15 @@ class Decoding:
         if spec.build is None or getattr(args, "print_alignment", None):
             restore(models)  # which run in PyTorch
         if spec.build is None:
+            if not getattr(args, "score_reference", False):
+                check_beam_groups(args)
             own = self._suppressing(self._fairseqs_search(build_own, is_one_run), task)
             suppressed = getattr(own, "token_indices_to_suppress", None)
             if suppressed is not None:
                 check_end(suppressed.tolist(), own.eos)
             return own
         refuse_search_options(args, allowed, spec.name, spec.searches_beams)
+        check_beam_groups(args)
         if not spec.searches_beams and not samples and (isinstance(args, Namespace) or hasattr(args, "beam")):
             # fairseq prints the beam in its last line, and 5 is only its default.
             args.beam = 1

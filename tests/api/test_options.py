@@ -18,7 +18,7 @@ from fairseq_plugins.api.options import names
 from fairseq_plugins.tasks import decoding
 from fairseq_plugins.tasks.options import DecodingOptions, FirstTokenOptions
 from fairseq_plugins.translation import cli
-from tests.api.released import UA_GEC, loaded
+from tests.api.released import CAPTIONS, UA_GEC, loaded
 from tests.errors import refused
 from tests.support import REPOSITORY
 
@@ -103,6 +103,20 @@ def test_errors_name_options_as_they_were_given(
 def test_options_that_fairseqs_own_search_refuses(options: dict, message: str) -> None:
     with refused(message):
         loaded("beam").translate("A man.", **options)
+
+
+def test_groups_of_a_beam_other_than_the_default() -> None:
+    """A model is loaded without a beam, and a service is made for another one."""
+    texts = {}
+    for decoder in ("beam", "fast-beam"):
+        model = loaded(decoder, diverse_beam_groups=3)
+        for beam in (None, 4):
+            with refused("--diverse-beam-groups 3: must divide --beam [45]; give --beam 6"):
+                model.translate_iterable(["A man."], beam=beam)
+        texts[decoder] = [one.text for one in model.translate_batch([model.tokenize(CAPTIONS[1])], beam=6)]
+        with model.service() as service:
+            assert model.backend and service.submit(CAPTIONS[1], beam=6).result(30).text == texts[decoder][0]
+    assert texts["beam"] == texts["fast-beam"]
 
 
 @pytest.mark.parametrize("decoder", ["greedy", "beam"])

@@ -109,6 +109,15 @@ def test_drafts_and_beams_where_the_decoder_searches_beams() -> None:
     own.close()
 
 
+def test_a_model_that_needs_the_servers_beam() -> None:
+    own = ServedModel(str(FOLDER), None, {"decoder": "fast-beam", "diverse_beam_groups": "3"}, beam=6, threads=1)
+    own.load()
+    assert own.state == "ready", own.problem
+    job = TextJob(own)
+    assert asyncio.run(job.translate(job.cut([FIRST])))[0].text == own.model.translate(FIRST, beam=6)
+    own.close()
+
+
 def test_stream(client: Client, served: ServedModel) -> None:
     events = client.events({"text": f"{FIRST}\n{SECOND}", "target": "de"})
     kinds = [kind for kind, _ in events]

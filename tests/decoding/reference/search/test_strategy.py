@@ -71,6 +71,10 @@ def test_mistakes_are_named() -> None:
     models, sample = [make_transformer(task, 3)], make_sample(task, [3])
     with error_about("--diverse-beam-groups", "must divide --beam 4"):
         task.build_generator(models, Namespace(beam=4, diverse_beam_groups=3))
+    own = make_task(VOCABULARY, decoding_method="beam")
+    with error_about("--diverse-beam-groups", "must divide --beam 4; give --beam 6, or groups that divide it"):
+        own.build_generator(models, Namespace(beam=4, diverse_beam_groups=3))
+    assert own.build_generator(models, Namespace(beam=4, diverse_beam_groups=3, score_reference=True))
     constraints = pack_constraints([[torch.tensor([7])]])
     plain = task.build_generator(models, Namespace(beam=4))
     with error_about("--constraints", "are not for this search; use --decoder fast-beam without --match-source-len"):
