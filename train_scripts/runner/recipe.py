@@ -11,26 +11,16 @@ verifier's beam-search translations, so that the verifier's hidden states predic
 drafter trains on translations of the new verifier.
 """
 
-import json
 import shlex
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 from train_scripts.runner.back_translation import back_translate
+from train_scripts.runner.measuring import measure
 from train_scripts.runner.settings import Settings, batch, trainer
-from train_scripts.runner.stages import (
-    RecipeError,
-    finish_writing,
-    is_dry_run,
-    lock,
-    minutes,
-    run,
-    say,
-    stage,
-    write_anew,
-)
-from train_scripts.runner.text import TOOL, binarise, call_recipe, find_sets, make_text, numbered_references
+from train_scripts.runner.stages import RecipeError, is_dry_run, is_older, lock, minutes, run, say, stage
+from train_scripts.runner.text import TOOL, binarise, call_recipe, find_sets, make_text
 from train_scripts.runner.training import remove_numbered, to_average, train
 
 TITLES = {"blockwise": "blockwise heads", "reverse": "model of the other direction"}
@@ -103,18 +93,7 @@ class Recipe:
         dictionary, cut = self.data / f"dict.{s.tgt}.txt", "cut into subwords and binarise"
         self.step("binarise", dictionary, cut, lambda: binarise(s, self.data, self.logs), self.raw)
         self.train_all(dictionary)
-        models, table, card = (self.verifier, self.drafter), self.results / "table.md", self.models / "README.md"
-        sweep, scores = self.results / "sweep/sweep.json", self.results / "test"
-        self.step("sweep", sweep, "choose k, β and τ on the validation set", self.sweep, dictionary, *models)
-        self.step("test", scores, "translate the test set and score it", self.test, dictionary, *models)
-        self.step("table", table, "compare decoders on the test set", self.compare, dictionary, *models)
-        last = scores if is_older(table, scores) else table
-        self.step("card", card, "write the model card", self.write_card, table, newer=last)
-        if not is_dry_run() and table.exists():
-            say()
-            run(f"{TOOL} short-table {table}")
-            say(advice(self.results / "table.json", s))
-            say(f"\nAll columns are in {table} and table.json; remove table.md to measure again.")
+        measure(self, dictionary)
         say(f"Finished in {minutes(time.monotonic() - start)} min.")
 
     def check_origin(self) -> None:
@@ -140,8 +119,6 @@ class Recipe:
         for file in (s.TEACHER, f"checkpoints/{s.FROM}/drafter.pt", f"data-bin/{s.FROM}/raw"):
             if not Path(file).exists() and not is_dry_run():
                 raise RecipeError(f"FROM={s.FROM}: {file} is missing; run the recipe with NAME={s.FROM} first")
-
-    # ---------------------------------------------------------------------------------------- training
 
     def train_all(self, dictionary: Path) -> None:
         """Train teachers, verifier, drafter and blockwise heads, each on its data."""
@@ -283,75 +260,6 @@ class Recipe:
             run(f"spec-dec-distill decode {options} --output {shards} {more}")
             say(f"[done] {title}: {shards}, {minutes(time.monotonic() - start)} min")
 
-    # ---------------------------------------------------------------------------------------- measuring
-
-    def decoding(self) -> str:
-        """Return the options of every decoding of the test and validation set."""
-        s, bart = self.settings, shlex.quote(self.settings.BART)
-        to_text = {
-            "moses": "--remove-bpe --tokenizer moses",
-            "gpt2": f"--bpe gpt2 --gpt2-encoder-json {bart}/encoder.json --gpt2-vocab-bpe {bart}/vocab.bpe",
-        }.get(s.SUBWORDS, "--remove-bpe sentencepiece")
-        options = f"--skip-invalid-size-inputs-valid-test {s.task_options} {s.search_options} {s.DECODING_OPTIONS}"
-        return f"{self.languages} --task spec_dec --path {self.verifier} {to_text} {options} {self.precision}"
-
-    def sweep(self) -> None:
-        """Measure settings of gad and gad++ on the validation set."""
-        s, some = self.settings, f"--sentences {self.settings.SWEEP_SENTENCES}" if self.settings.SWEEP_SENTENCES else ""
-        grid = f"--block-sizes {s.BLOCK_SIZES} --top-betas {s.TOP_BETAS} --taus {s.TAUS} {some}"
-        sets = f"--drafter-path {self.drafter} --gen-subset valid --reference {self.raw}/valid.{s.tgt}"
-        sweep = f"spec-dec-sweep {self.data} {self.decoding()} {sets} {grid} --output {self.results}/sweep"
-        run(sweep, log=self.logs / "sweep.log")
-
-    def test(self) -> None:
-        """Write output and scores of each decoder: tokenised BLEU as in the papers, and sacreBLEU."""
-        s, part, drafter = self.settings, Path(f"{self.results}/test.partial"), f"--drafter-path {self.drafter}"
-        rows = {"beam": "--decoder fast-beam --beam 5", "greedy": "--decoder greedy", "gad": f"--decoder gad {drafter}"}
-        found = recommended(self.results / "sweep/sweep.json")
-        rows |= {name: f"{options} {drafter}" for name, options in found.items()}
-        rows |= {name: f"--decoder {name}" for name in s.decoders.split()}
-        compared = f"--references {' '.join(self.references())}"
-        write_anew(part)
-        run(f"mkdir -p {part}")
-        for name, options in rows.items():
-            generate = f"fairseq-generate {self.data} --user-dir fairseq_plugins {self.decoding()} --gen-subset test"
-            run(f"{generate} --max-tokens {s.DISTIL_MAX_TOKENS} {options}", out=part / f"{name}.out")
-            scores = f"spec-dec-metrics --hypotheses {part}/{name}.out {compared} --lang {s.LANGUAGE_OF_TARGET}"
-            run(f"{scores} {s.metric_options} --json {part}/{name}.json", out=part / f"{name}.txt")
-        finish_writing(part, self.results / "test")
-
-    def references(self) -> list[str]:
-        """Return the files of the test set's references."""
-        tgt = self.settings.tgt
-        endings = numbered_references(self.sets.get("test", self.raw / "test"), tgt) or [tgt]
-        return [f"{self.raw}/test.{ending}" for ending in endings]
-
-    def compare(self) -> None:
-        """Write the table that compares decoders."""
-        s = self.settings
-        threads = f"env OMP_NUM_THREADS={s.DECODING_THREADS} " if s.DECODING_THREADS else ""
-        rows = f"--decoders {shlex.quote(s.COMPARED)} " if s.COMPARED else ""
-        heads = self.models / "blockwise.pt"
-        has_heads = s.BLOCKWISE_HEADS != "0" and ("blockwise" in self.wanted or heads.exists())
-        rows += f"--blockwise-path {heads}" if has_heads else ""
-        references = " ".join(f"--reference {file}" for file in self.references())
-        models = f"{self.decoding()} --drafter-path {self.drafter} {references}"
-        timing = f"--repeats {s.REPEATS} --timing-sentences {s.TIMING_SENTENCES} --results {self.results}"
-        run(f"{threads}spec-dec-bench {self.data} {models} {rows} {timing}", out=self.logs / "compare.log")
-
-    def write_card(self) -> None:
-        """Write the model card, and copy the dictionaries and subwords that the models need in decoding."""
-        s = self.settings
-        files = [self.data / f"dict.{s.src}.txt", self.data / f"dict.{s.tgt}.txt"]
-        if s.SUBWORDS == "gpt2":
-            files += [Path(s.BART, name) for name in ("encoder.json", "vocab.bpe")]
-        else:
-            files.append(self.data / ("bpe.codes" if s.SUBWORDS == "moses" else "subwords.model"))
-        run(f"cp {shlex.join(map(str, files))} {self.models}")
-        script = shlex.quote((f"FROM={s.FROM} " if s.FROM else "") + s.recipe)
-        card = f"model-card {s.NAME} --languages {s.src} {s.tgt}"
-        run(f"{TOOL} {card} --licence {shlex.quote(s.licence)} --recipe {script}")
-
 
 def later_work(s: Settings, name: str) -> float:
     """Estimate the time of the stages after a training, as a multiple of its own time; 0 if it is not known.
@@ -366,41 +274,3 @@ def later_work(s: Settings, name: str) -> float:
     epochs, clock = ([float(getattr(s, f"{model}_{unit}") or 0) for model in models] for unit in ("EPOCHS", "MINUTES"))
     this, *later = clock if all(clock) else epochs
     return sum(later) / this + 1 / epochs[0]
-
-
-def advice(table: Path, s: Settings) -> str:
-    """Return advice if gad is hardly faster than greedy, with settings of the recipe; else an empty text.
-
-    Args:
-        table: table.json of spec-dec-bench.
-        s: settings of the recipe.
-    """
-    rows = {row["name"]: row for row in json.loads(table.read_text(encoding="utf-8"))["rows"]}
-    greedy, gad = (rows.get(name, {}).get("sentences_per_second", {}).get("1") for name in ("greedy", "gad"))
-    if not greedy or not gad or gad >= 1.1 * greedy:
-        return ""
-    epochs = {f"{model}_EPOCHS": f"{model}_UPDATES" for model in ("VERIFIER", "DRAFTER")}
-    trained = [name if getattr(s, name) else updates for name, updates in epochs.items()]
-    longer, larger = (
-        " ".join(f"{name}={times * int(getattr(s, name))}" for name in names if getattr(s, name).isdecimal())
-        for names, times in ((trained, 3), (("WIDTH", "FFN_WIDTH"), 2))
-    )
-    return (
-        f"\nDrafts save little time here: gad has {gad / greedy:.2f} times the speed of greedy. With more text and\n"
-        f"longer training, more drafted tokens are accepted{longer and f' ({longer})'}. With a\n"
-        f"larger verifier, each accepted token saves more time{larger and f' ({larger})'}. Give another NAME.\n"
-        "If the output repeats the input, iad drafts without a model: docs/decoders.md, docs/drafters.md."
-    )
-
-
-def is_older(file: Path, other: Path) -> bool:
-    """Return whether both files exist and the first was written earlier."""
-    return file.exists() and other.exists() and file.stat().st_mtime < other.stat().st_mtime
-
-
-def recommended(sweep: Path) -> dict[str, str]:
-    """Return the options of each setting that a sweep recommends; none without a sweep."""
-    if is_dry_run():
-        return dict.fromkeys(("no_quality_loss", "within_tolerance"), "--decoder gad++ CHOSEN_BY_SWEEP")
-    found = json.loads(sweep.read_text(encoding="utf-8"))["recommended"] if sweep.exists() else {}
-    return {name: options for name, options in found.items() if options}

@@ -150,6 +150,11 @@ def remove_written(partial: Path) -> None:
     run(shlex.join(["rm", "-rf", str(partial), f"{partial}.begun"]))
 
 
+def is_older(file: Path, other: Path) -> bool:
+    """Return whether both files exist and the first was written earlier."""
+    return file.exists() and other.exists() and file.stat().st_mtime < other.stat().st_mtime
+
+
 def stage(output: Path, message: str, make: Callable[[], None]) -> None:
     """Call `make`, which writes `output`, unless that exists."""
     if is_dry_run():
