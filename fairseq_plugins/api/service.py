@@ -4,9 +4,9 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
-from typing import TYPE_CHECKING, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from fairseq_plugins.api.options import CallOptions, SearchOptions, ServiceArguments, check_arguments
 from fairseq_plugins.api.results import Step, Translation
@@ -139,6 +139,22 @@ class Service:
             ServiceClosed: after `close`, and in a forked child, which has none of the threads that decode.
             ConfigurationError: as for `Model.translate`; for a beam, or a number of samples, above `max_beam`.
         """
+        job = self._job(text, drafts, constraints, on_step, number, return_scores, options)
+        while not self._begin(job):
+            self.renew()
+        return job.future
+
+    def _job(
+        self,
+        text: str,
+        drafts: TargetTexts,
+        constraints: TargetTexts,
+        on_step: OnStep | None,
+        number: int,
+        return_scores: bool,
+        options: Mapping[str, Any],
+    ) -> Job:
+        """Check and encode a sentence, as `submit`, for `_begin`."""
         if os.getpid() != self._process:
             raise ServiceClosed("the service is of another process, whose threads decode; make one in this process")
         model = self._model
@@ -153,13 +169,17 @@ class Service:
         source = model._encode(text, "text")
         given = (model._cut(drafts, "drafts", is_one=True), model._cut(constraints, "constraints", is_one=True))
         (sentence,) = model._inputs([source], *given, [number])
-        job = Job(sentence, search, on_step)
-        if sentence.is_blank:
-            if on_step is not None:
-                on_step(Step([], 0, 0, "", finished=True))
-            job.end(model._blank())
-            return job.future
-        self.renew()
+        return Job(sentence, search, on_step)
+
+    def _begin(self, job: Job) -> bool:
+        """Begin to translate a sentence, as `submit`; return whether it could, without a batch that has failed."""
+        if job.input.is_blank:
+            if job.on_step is not None:
+                job.on_step(Step([], 0, 0, "", finished=True))
+            job.end(self._model._blank())
+            return True
+        if self.has_failed:
+            return False
         with self._lock:
             if self._is_closed:
                 raise ServiceClosed("the service is closed")
@@ -174,9 +194,11 @@ class Service:
             self._forget(job)
             if self._is_closed:  # meanwhile
                 raise ServiceClosed("the service is closed") from error
+            if engine.is_closed:  # its batch has failed meanwhile
+                return False
             raise
         job.future.add_done_callback(lambda future: self._ended(job, engine, future))
-        return job.future
+        return True
 
     def stream(self, text: str, *, drafts: TargetTexts = None, **options: Unpack[SearchOptions]) -> Iterator[Step]:
         """Translate a sentence and yield each iteration, as `Model.stream`; leaving the iterator drops the sentence.

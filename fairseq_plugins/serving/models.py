@@ -36,6 +36,7 @@ class ServedModel:
         beam: of requests that name none; None for that of the model's decoder.
         max_waiting, max_beam, threads: of its services.
         state, problem: whether it can translate, and why not.
+        unsubmitted: sentences of requests that its services do not have yet.
     """
 
     folder: str
@@ -47,6 +48,7 @@ class ServedModel:
     threads: int | None = None
     state: State = "loading"
     problem: str = "is loading"
+    unsubmitted: int = 0
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -75,7 +77,7 @@ class ServedModel:
     @property
     def sentences(self) -> int:
         """Number of sentences that have not ended."""
-        return sum(service.sentences for service in list(self._services.values()))
+        return self.unsubmitted + sum(service.sentences for service in list(self._services.values()))
 
     def load(self) -> None:
         """Load the model, and translate a word so that the first request is fast."""

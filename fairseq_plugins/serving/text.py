@@ -1,7 +1,7 @@
 """Translate whole texts and HTML: cut them into sentences, translate these together, and join them again."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -102,10 +102,7 @@ class TextJob:
         """
         _, target = self._languages()
         sentences = [sentence for pairs in cut for sentence, _ in pairs]
-        # Of a request with drafts, sentences without any have the model's own drafter.
-        ways: tuple[Way, ...] = ("drafts", "default") if self.way == "drafts" else (self.way,)
-        services = {way: await self._service(way) for way in ways}
-        futures = self._submit(sentences, services, on_step)
+        futures = await self._submit(sentences, on_step)
         try:
             translated = await asyncio.gather(*map(asyncio.wrap_future, futures))
         finally:
@@ -136,33 +133,34 @@ class TextJob:
         model = self.model
         return model.service(way) if model.has(way) else await asyncio.to_thread(model.service, way)
 
-    def _submit(
-        self, sentences: Sequence[str], services: Mapping[Way, Service], on_step: OnSentence | None
-    ) -> list["Future[Translation]"]:
-        """Begin to translate sentences, all of them or none."""
+    async def _submit(self, sentences: Sequence[str], on_step: OnSentence | None) -> list["Future[Translation]"]:
+        """Begin to translate sentences, all of them or none; the event loop has its turn between any two."""
         model, way = self.model, self.way
         if model.sentences + len(sentences) > model.max_waiting:
             raise ServiceFull("too many sentences wait")
         futures: list[Future[Translation]] = []
+        model.unsubmitted += len(sentences)
         try:
             for number, sentence in enumerate(sentences):
+                if number:
+                    await asyncio.sleep(0)
                 drafts = self._drafts(number) if way == "drafts" else []
-                service = services[way if drafts or way != "drafts" else "default"]
-                futures.append(
-                    service.submit(
-                        sentence,
-                        drafts=drafts or None,
-                        constraints=self.constraints or None,
-                        on_step=None if on_step is None else partial(on_step, number),
-                        number=number,
-                        return_scores=self.return_scores,
-                        **self.options,
-                    )
-                )
+                # Of a request with drafts, sentences without any have the model's own drafter.
+                of_sentence: Way = way if drafts or way != "drafts" else "default"
+                service = await self._service(of_sentence)
+                streamed = None if on_step is None else partial(on_step, number)
+                given = (drafts or None, self.constraints or None, streamed, number, self.return_scores)
+                job = service._job(sentence, *given, self.options)
+                while not service._begin(job):  # `submit` would make another batch on the event loop
+                    service = await self._service(of_sentence)
+                futures.append(job.future)
+                model.unsubmitted -= 1
         except BaseException:
             for future in futures:
                 future.cancel()
             raise
+        finally:
+            model.unsubmitted -= len(sentences) - len(futures)
         return futures
 
     def _languages(self) -> tuple[str, str]:

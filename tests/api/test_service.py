@@ -260,6 +260,23 @@ def test_a_batch_that_fails_ends_its_sentences_and_another_one_begins(model: Mod
         assert service.submit(TEXTS[0]).result(30).text == model.translate(TEXTS[0])
 
 
+def test_a_sentence_whose_batch_fails_before_it_joins_has_the_next_one(model: Model) -> None:
+    with model.service() as service:
+        failed = service._engines[0]
+        assert isinstance(failed, service_engines.ContinuousEngine)
+        admit = failed._backend.admit
+
+        def late(*arguments: Any) -> None:
+            failed.is_closed = True
+            failed._backend.generator.close()
+            admit(*arguments)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(failed._backend, "admit", late)
+            assert service.submit(TEXTS[0]).result(30).text == model.translate(TEXTS[0])
+        assert service._engines[0] is not failed and service.sentences == 0
+
+
 def test_a_sentence_that_was_refused_leaves_nothing_behind(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as where there is no memory for the last of its samples."""
     with model.service() as service:

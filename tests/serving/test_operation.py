@@ -237,6 +237,66 @@ def test_a_batch_after_one_that_failed_begins_beside_the_event_loop(
     own.close()
 
 
+def test_a_batch_that_fails_while_a_sentence_is_read_is_made_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own, makers = ServedModel(str(FOLDER), threads=1), []
+    own.load()
+    failed = own.service("default")._engines[0]
+    make, encode = service.ContinuousEngine, own.model._encode
+
+    def made(*arguments: Any) -> Any:
+        makers.append(threading.current_thread())
+        return make(*arguments)
+
+    def late(text: str, name: str) -> Any:
+        failed.close()
+        return encode(text, name)
+
+    monkeypatch.setattr(service, "ContinuousEngine", made)
+    monkeypatch.setattr(own.model, "_encode", late)
+    job = TextJob(own)
+    text = asyncio.run(job.translate(job.cut(["Dogs.\nPeople."])))[0].text
+    assert len(makers) == 1 and makers[0] is not threading.current_thread()
+    assert text == "\n".join(own.model.translate(["Dogs.", "People."]))
+    own.close()
+
+
+@pytest.mark.usefixtures("client")
+def test_others_have_their_turn_while_many_sentences_are_read(
+    served: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading 450 of them takes a fifth of a second, and seconds where all processors are busy."""
+    encode, read, seen = served.model._encode, [], set()
+    monkeypatch.setattr(served.model, "_encode", lambda text, name: read.append(text) or encode(text, name))
+    job = TextJob(served)
+
+    async def serve() -> None:
+        work = asyncio.ensure_future(job.translate(job.cut(["Dogs.\n" * 8])))
+        while not work.done():
+            seen.add(len(read))
+            await asyncio.sleep(0)
+        await work
+
+    asyncio.run(serve())
+    assert seen > set(range(1, 9)) and served.sentences == 0
+
+
+@pytest.mark.usefixtures("client")
+def test_requests_that_join_together_are_within_the_limit(served: ServedModel) -> None:
+    """A request that fits keeps its room while another one begins."""
+    job = TextJob(served, LONG["options"])
+
+    async def serve() -> list[Any]:
+        works = [asyncio.ensure_future(job.translate(job.cut(["Dogs.\n" * 9]))) for _ in range(2)]
+        await asyncio.wait(works, timeout=0.2)
+        works[0].cancel()
+        return await asyncio.gather(*works, return_exceptions=True)
+
+    first, second = asyncio.run(serve())
+    assert isinstance(first, asyncio.CancelledError) and isinstance(second, service.ServiceFull)
+
+
 def test_keys(served: ServedModel) -> None:
     own = ServedModel(str(FOLDER), ("x", "y"), threads=1, max_waiting=8)
     with serving([own], Settings(api_keys=frozenset(["key", "other"]))) as client:
