@@ -37,7 +37,7 @@ class Server:
 
     def __init__(self, models: list[ServedModel], settings: Settings) -> None:
         self.registry, self.settings = Registry(models), settings
-        self.metrics = Metrics(models)
+        self.metrics = Metrics(self.registry)
 
     def check_key(self, request: Request, given: str | None) -> None:
         """Raise RequestError unless the request has a key: its `api_key`, or a bearer token."""
@@ -132,7 +132,7 @@ def _add_operation(app: FastAPI, server: Server) -> None:
     @app.get("/ready", tags=["operation"])
     async def ready() -> JSONResponse:
         """Whether all models can translate: 503 while one loads or is broken."""
-        states = {model.name: {"state": model.state, "problem": model.problem} for model in registry.models}
+        states = {name: {"state": model.state, "problem": model.problem} for name, model in registry.named().items()}
         is_ready = all(model.state == "ready" for model in registry.models)
         return JSONResponse({"ready": is_ready, "models": states}, 200 if is_ready else 503)
 
@@ -178,6 +178,9 @@ def _answer(request: Request, error: Exception) -> Response:
         elif not places:
             message = "no object; send JSON with Content-Type: application/json"
         error = RequestError(400, f"{place or 'the body'}: {message}")
+    if isinstance(error.__cause__, (UnicodeDecodeError, RecursionError)):  # fastapi's error says nothing of it
+        reason = "nested too deeply" if isinstance(error.__cause__, RecursionError) else error.__cause__
+        error = RequestError(400, f"the body: not JSON: {reason}")
     if not isinstance(error, HTTPException):
         known = as_request_error(error)
         if known.status_code == 500:

@@ -1,6 +1,6 @@
 """Metrics for Prometheus."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -8,7 +8,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from fairseq_plugins.api.results import CallStatistics
-from fairseq_plugins.serving.models import ServedModel
+from fairseq_plugins.serving.models import Registry
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -16,7 +16,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 class Metrics:
     """Counts of a server; `registry` is what Prometheus reads."""
 
-    def __init__(self, models: Sequence[ServedModel]) -> None:
+    def __init__(self, models: Registry) -> None:
         self.registry = CollectorRegistry()
         counter = partial(Counter, registry=self.registry)
         histogram = partial(Histogram, registry=self.registry, buckets=_SECONDS)
@@ -37,14 +37,14 @@ class Metrics:
 class _Models(Collector):
     """The state of the models when they are asked for."""
 
-    def __init__(self, models: Sequence[ServedModel]) -> None:
+    def __init__(self, models: Registry) -> None:
         self._models = models
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         unfinished = GaugeMetricFamily("spec_dec_unfinished_sentences", "waiting or decoded now", labels=["model"])
         ready = GaugeMetricFamily("spec_dec_model_ready", "1 if the model can translate", labels=["model"])
-        for model in self._models:
-            unfinished.add_metric([model.name], model.sentences)
-            ready.add_metric([model.name], model.state == "ready")
+        for name, model in self._models.named().items():
+            unfinished.add_metric([name], model.sentences)
+            ready.add_metric([name], model.state == "ready")
         yield unfinished
         yield ready

@@ -194,6 +194,18 @@ class Registry:
                 )
                 logger.error(f"model {model.folder}: {model.problem}")
 
+    def named(self) -> dict[str, ServedModel]:
+        """Return the models by name; further ones of the same name have a number."""
+        found: dict[str, ServedModel] = {}
+        for model in self._best_first():
+            number = sum(model.name == other.name for other in found.values())
+            found[f"{model.name} ({number + 1})" if number else model.name] = model
+        return found
+
+    def _best_first(self) -> list[ServedModel]:
+        """Return the models; of equal languages the first counts, if it is not broken."""
+        return sorted(self.models, key=lambda model: model.state == "broken")
+
     def ready(self) -> list[ServedModel]:
         """Return the models that can translate."""
         return [model for model in self.models if model.state == "ready"]
@@ -203,9 +215,7 @@ class Registry:
 
         Raises RequestError if there is none, or more than one.
         """
-        # Of equal languages the first counts, if it is not broken.
-        best_first = sorted(self.models, key=lambda model: model.state == "broken")
-        pairs = ((model.languages, model) for model in reversed(best_first))
+        pairs = ((model.languages, model) for model in reversed(self._best_first()))
         targets = {languages[0]: model for languages, model in pairs if languages and languages[1] == target}
         if targets and source in (None, "", "auto"):
             if len(targets) > 1:

@@ -9,10 +9,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
 
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.serving import cli
 from fairseq_plugins.serving.errors import RequestError
+from fairseq_plugins.serving.metrics import Metrics
 from fairseq_plugins.serving.models import Registry, ServedModel
 from tests.serving.running import FOLDER, Client
 from tests.support import REPOSITORY
@@ -57,6 +59,12 @@ def test_languages_are_the_models_or_the_given_ones(tmp_path: Path) -> None:
         with pytest.raises(RequestError, match=message):
             registry.find(source, target)
     twin = ServedModel(str(FOLDER), ("x", "y"), options)
+    both = Registry([twin, named])
+    twin.state = "broken"  # as for want of memory
+    assert both.named() == {"x-y": named, "x-y (2)": twin}
+    lines = generate_latest(Metrics(both).registry).decode().splitlines()
+    assert len({line.partition("}")[0] for line in lines if "{" in line}) == 4, "a line is double"
+    twin.state = "loading"
     both = Registry([named, twin])
     both.load()
     assert both.find("x", "y") is named and twin.state == "broken" and "has the languages of" in twin.problem

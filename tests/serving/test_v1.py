@@ -175,6 +175,10 @@ def test_many_wrong_values_are_one_error(changes: dict[str, Any]) -> None:
 def test_a_body_that_is_no_json(client: Client) -> None:
     status, _, answer = client.ask("POST", "/v1/translate", b"{nope", Content_Type="application/json")
     assert (status, answer["error"][:19]) == (400, "the body: not JSON:")
+    deep = b"[" * 100_000
+    for body, problem in ((b'{"text": "K\xe4se"}', "'utf-8' codec can't decode"), (deep, "nested too deeply")):
+        status, _, answer = client.ask("POST", "/v1/translate", body, Content_Type="application/json")
+        assert status == 400 and answer["error"].startswith(f"the body: not JSON: {problem}")
     for kind in ("application/x-www-form-urlencoded", "text/plain"):  # the first is that of `curl -d`
         status, _, answer = client.ask("POST", "/v1/translate", b'{"text": "x", "target": "de"}', Content_Type=kind)
         assert status == 400 and answer["error"].endswith("send JSON with Content-Type: application/json")
