@@ -113,7 +113,8 @@ def apply_quantized(x: Tensor, layer: QuantizedLinear) -> Tensor:
     The largest input of each row becomes 127 or -127.
     """
     largest = x.abs().amax(-1, keepdim=True)
-    steps = torch.where(largest > _SMALLEST_INPUT, 127 / largest, 0.0)
+    # 127 / largest would be a reciprocal times 127, rounded twice.
+    steps = torch.where(largest > _SMALLEST_INPUT, torch.full_like(largest, 127) / largest, 0.0)
     rounded = (x * steps).round().clamp(-127, 127)
     # Sums of this many products are exact in fp32.
     parts = zip(rounded.split(_EXACT_PRODUCTS, -1), layer.weight.split(_EXACT_PRODUCTS, -1), strict=True)
