@@ -66,43 +66,19 @@ def find_files(
     Raises:
         ConfigurationError: for a missing file or argument, or one in Hugging Face's format.
     """
-    home = None if folder is None else Path(folder)
-    if home is not None and home.is_file():
-        remedy = f"give its folder {home.parent}, or {{--path {home}}} with the {{--data}} of its dictionaries"
-        raise ConfigurationError("folder", home, "is a file", remedy)
-    if home is not None and not home.is_dir():
-        raise missing_folder("folder", home, "one with verifier.pt and dictionaries")
-    if home is not None and verifier is None and is_hugging_face(home):
-        home = converted(home)
+    home = None if folder is None else _home(Path(folder), converts=verifier is None)
     if verifier is None:
-        if home is None:
-            raise ConfigurationError(None, None, "no model is named", "give a folder, or {--path} and {--data}")
-        names = ["blockwise.pt"] if heads else CHECKPOINTS
-        verifier = first_of(home, *names)
-        if verifier is None:
-            raise ConfigurationError(None, home / names[0], "no such file", "give {--path}, or a folder that has it")
+        verifier = _verifier_in(home, heads)
     if drafter is None and home is not None:
         drafter = first_of(home, "drafter.pt")
-    where = data if data is not None else home
-    if where is None:
+    if data is None:
+        data = home
+    if data is None:
         raise ConfigurationError("--data", None, "is missing", "give the folder of the dictionaries, dict.LANGUAGE.txt")
-    settings = LoadSettings.read(Path(where))
-    options = dict(settings.options)
-    saved = options.pop("source_lang", None), options.pop("target_lang", None)
-    # A converted Marian model has dictionaries of src and tgt: its languages are names, by whose rules text is split.
-    are_names = not any(languages) and all(saved) and Path(where, "dict.src.txt").is_file()
-    languages = languages if any(languages) else saved
-    if not finds_dictionaries:
-        source, target = named = (languages[0] or "", languages[1] or "")
-    elif settings.languages:
-        options = {**options, **settings.first_tokens(*languages)}
-        source, target = find_languages(Path(where))
-        named = (str(languages[0]), str(languages[1]))
-    else:
-        source, target = find_languages(Path(where), (None, None) if are_names else languages)
-        named = (str(languages[0]), str(languages[1])) if are_names else (source, target)
-    found = find_subwords(Path(where), subwords)
-    of_target = None if subwords is not None else first_of(Path(where), "subwords.target.model")
+    where = Path(data)
+    (source, target), named, options = _languages(where, languages, finds_dictionaries)
+    found = find_subwords(where, subwords)
+    of_target = None if subwords is not None else first_of(where, "subwords.target.model")
     for option, paths in (("--path", str(verifier)), ("--drafter-path", str(drafter))):
         for path in paths.split(":"):
             if path.endswith(".safetensors"):
@@ -111,7 +87,7 @@ def find_files(
     return ModelFiles(
         verifier=str(verifier),
         drafter=None if drafter is None else str(drafter),
-        data=str(where),
+        data=str(data),
         source_lang=source,
         target_lang=target,
         # Read at the first sentence, when the program may be in another directory.
@@ -120,6 +96,46 @@ def find_files(
         languages=named,
         options=options,
     )
+
+
+def _home(folder: Path, converts: bool) -> Path:
+    """Return the folder of a model, or with `converts` that of the conversion of one in Hugging Face's format."""
+    if folder.is_file():
+        remedy = f"give its folder {folder.parent}, or {{--path {folder}}} with the {{--data}} of its dictionaries"
+        raise ConfigurationError("folder", folder, "is a file", remedy)
+    if not folder.is_dir():
+        raise missing_folder("folder", folder, "one with verifier.pt and dictionaries")
+    return converted(folder) if converts and is_hugging_face(folder) else folder
+
+
+def _verifier_in(home: Path | None, heads: bool) -> Path:
+    if home is None:
+        raise ConfigurationError(None, None, "no model is named", "give a folder, or {--path} and {--data}")
+    names = ["blockwise.pt"] if heads else CHECKPOINTS
+    verifier = first_of(home, *names)
+    if verifier is None:
+        raise ConfigurationError(None, home / names[0], "no such file", "give {--path}, or a folder that has it")
+    return verifier
+
+
+def _languages(
+    where: Path, given: tuple[str | None, str | None], finds_dictionaries: bool
+) -> tuple[tuple[str, str], tuple[str, str], dict[str, Any]]:
+    """Return the languages of the dictionaries, their names for users, and the options that the folder asks for."""
+    settings = LoadSettings.read(where)
+    options = dict(settings.options)
+    saved = options.pop("source_lang", None), options.pop("target_lang", None)
+    # A converted Marian model has dictionaries of src and tgt: its languages are names, by whose rules text is split.
+    are_names = not any(given) and all(saved) and Path(where, "dict.src.txt").is_file()
+    source, target = given if any(given) else saved
+    if not finds_dictionaries:
+        pair = source or "", target or ""
+        return pair, pair, options
+    if settings.languages:
+        options |= settings.first_tokens(source, target)
+        return find_languages(where), (str(source), str(target)), options
+    pair = find_languages(where, (None, None) if are_names else (source, target))
+    return pair, (str(source), str(target)) if are_names else pair, options
 
 
 def find_subwords(folder: Path, given: str | Path | None = None) -> Path | None:
