@@ -59,12 +59,12 @@ def measure(
     `args` has the options of `spec-dec-bench`.
     """
     timed = bench.first(args.timing_sentences)
-    warm_up = timed[-WARM_UP_SENTENCES:]
     kind = precision(bench.cfg)
     rows = [Row(c.name, c.beam, lossless=c.lossless, reference=reference_of(c, kind)) for c in contenders]
     for row in rows:
         row.sentences, row.timed_sentences = len(bench.order), len(timed)
-    per_contender = len(bench.order) + len(args.timing_batch_sizes) * (len(warm_up) + args.repeats * len(timed))
+    per_batch_size = len(timed[-WARM_UP_SENTENCES:]) + args.repeats * len(timed)
+    per_contender = len(bench.order) + len(args.timing_batch_sizes) * per_batch_size
     outputs: dict[str, dict[int, Tokens]] = {}
     with progress_bar(per_contender * len(contenders)) as bar:
         for contender, row in zip(contenders, rows, strict=True):
@@ -74,50 +74,47 @@ def measure(
                 row.bleu = bleu(bench, outputs[row.name], references)
         for row in rows:
             row.identical = count_identical(outputs[row.name], outputs[row.reference])
-        generators = [bench.generator(contender) for contender in contenders]
-        measure_speed(bench, generators, rows, args, timed, warm_up, bar)
+        pairs = [(row, bench.generator(contender)) for row, contender in zip(rows, contenders, strict=True)]
+        for batch_size in args.timing_batch_sizes:
+            measure_speed(bench, pairs, batch_size, args, bar)
     return rows
 
 
 def measure_speed(
-    bench: Bench,
-    generators: Sequence[Any],
-    rows: Sequence[Row],
-    args: argparse.Namespace,
-    timed: Sequence[int],
-    warm_up: Sequence[int],
-    bar: tqdm,
+    bench: Bench, pairs: Sequence[tuple[Row, Any]], batch_size: int, args: argparse.Namespace, bar: tqdm
 ) -> None:
-    """Measure the seconds of each repetition, identity and tokens per iteration at each batch size."""
-    for batch_size in args.timing_batch_sizes:
-        for generator in generators:
-            bar.set_description(f"warm-up, batch {batch_size}", refresh=False)
-            bench.decode(generator, warm_up, batch_size, bar)
-            capture_steps(bench, generator, timed, batch_size)
-        before = [counts(generator) for generator in generators]
-        outputs: dict[str, dict[int, Tokens]] = {}
-        seconds: dict[str, list[list[float]]] = {row.name: [] for row in rows}
-        for repetition in range(args.repeats):
-            # In another order each time: a shared machine is slower for seconds, and slower after some decoders.
-            turns = list(zip(rows, generators, strict=True))
-            random.Random(repetition).shuffle(turns)
-            for row, generator in turns:
-                bar.set_description(
-                    f"speed {repetition + 1}/{args.repeats}, batch {batch_size}, {row.name}", refresh=False
-                )
-                outputs[row.name], times = bench.decode_timed(generator, timed, batch_size, bar)
-                passes = [times]
-                while sum(map(sum, passes)) < args.timing_seconds:
-                    passes.append(bench.decode_timed(generator, timed, batch_size)[1])
-                seconds[row.name].append([statistics.mean(batch) for batch in zip(*passes, strict=True)])
-        for row, generator, (tokens_before, iterations_before) in zip(rows, generators, before, strict=True):
-            row.seconds[batch_size] = [sum(times) for times in seconds[row.name]]
-            row.identical_timed[batch_size] = count_identical(outputs[row.name], outputs[row.reference])
-            if batch_size == 1:
-                row.latencies = [statistics.median(times) for times in zip(*seconds[row.name], strict=True)]
-            tokens, runs = counts(generator)
-            if runs > iterations_before:
-                row.tokens_per_iteration[batch_size] = (tokens - tokens_before) / (runs - iterations_before)
+    """Measure the seconds of each repetition, identity and tokens per iteration at a batch size.
+
+    `pairs` are rows and their generators.
+    """
+    timed = bench.first(args.timing_sentences)
+    for _, generator in pairs:
+        bar.set_description(f"warm-up, batch {batch_size}", refresh=False)
+        bench.decode(generator, timed[-WARM_UP_SENTENCES:], batch_size, bar)
+        capture_steps(bench, generator, timed, batch_size)
+    before = [counts(generator) for _, generator in pairs]
+    outputs: dict[str, dict[int, Tokens]] = {}
+    seconds: dict[str, list[list[float]]] = {row.name: [] for row, _ in pairs}
+    for repetition in range(args.repeats):
+        # In another order each time: a shared machine is slower for seconds, and slower after some decoders.
+        turns = list(pairs)
+        random.Random(repetition).shuffle(turns)
+        for row, generator in turns:
+            turn = f"speed {repetition + 1}/{args.repeats}, batch {batch_size}, {row.name}"
+            bar.set_description(turn, refresh=False)
+            outputs[row.name], times = bench.decode_timed(generator, timed, batch_size, bar)
+            passes = [times]
+            while sum(map(sum, passes)) < args.timing_seconds:
+                passes.append(bench.decode_timed(generator, timed, batch_size)[1])
+            seconds[row.name].append([statistics.mean(batch) for batch in zip(*passes, strict=True)])
+    for (row, generator), (tokens_before, iterations_before) in zip(pairs, before, strict=True):
+        row.seconds[batch_size] = [sum(times) for times in seconds[row.name]]
+        row.identical_timed[batch_size] = count_identical(outputs[row.name], outputs[row.reference])
+        if batch_size == 1:
+            row.latencies = [statistics.median(times) for times in zip(*seconds[row.name], strict=True)]
+        tokens, runs = counts(generator)
+        if runs > iterations_before:
+            row.tokens_per_iteration[batch_size] = (tokens - tokens_before) / (runs - iterations_before)
 
 
 def graphs_of(generator: Any) -> Graphs | None:
