@@ -20,7 +20,7 @@ from torch import nn
 from fairseq_plugins.checkpoint.averaging import new_checkpoint
 from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
-from fairseq_plugins.tasks.decoding import with_args
+from fairseq_plugins.tasks.with_drafts import with_args
 from tests.options_page import write
 from tests.support import REPOSITORY, liven, make_args, make_dictionary
 

@@ -10,8 +10,9 @@ from omegaconf import OmegaConf
 from fairseq_plugins.api.options import WRAP, WrapOptions, check_names, set_option
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import unknown_value
-from fairseq_plugins.tasks.decoding import DecodesWithDrafts, Decoding, check_options, with_args
+from fairseq_plugins.tasks.decoding import Decoding
 from fairseq_plugins.tasks.options import DecodingOptions
+from fairseq_plugins.tasks.with_drafts import DecodesWithDrafts, check_options, with_args
 
 Task = TypeVar("Task", bound=FairseqTask)
 

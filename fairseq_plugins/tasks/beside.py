@@ -11,9 +11,9 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, FairseqTask
 from hydra.core.config_store import ConfigStore
 
 from fairseq_plugins.errors import ConfigurationError, flag
-from fairseq_plugins.tasks.decoding import DecodesWithDrafts
 from fairseq_plugins.tasks.drafter_training import TrainsDrafters
 from fairseq_plugins.tasks.options import DecodingOptions, DrafterTrainingOptions
+from fairseq_plugins.tasks.with_drafts import DecodesWithDrafts
 
 
 @dataclass

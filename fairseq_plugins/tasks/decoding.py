@@ -4,21 +4,15 @@ import logging
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from fairseq.tasks import FairseqTask
-from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
 from torch import nn
 
 from fairseq_plugins.checkpoint.compact_weights import restore
-from fairseq_plugins.checkpoint.loading import read_language_model
-from fairseq_plugins.checkpoint.session import options_of
-from fairseq_plugins.checkpoint.settings import check_settings
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import Backend, choose_backend
-from fairseq_plugins.decoding.checks import check_finite, check_fit, check_task_options, check_verifiers
+from fairseq_plugins.decoding.checks import check_finite, check_fit, check_verifiers
 from fairseq_plugins.decoding.constraints import refuse_search_options
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
@@ -37,8 +31,6 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.process.ending import close_with
 from fairseq_plugins.process.output import is_tool
-from fairseq_plugins.shared.files import destination
-from fairseq_plugins.shared.parsing import arguments_of_fairseqs_tool
 from fairseq_plugins.tasks.drafts import LineNumbers, TaskDrafts
 from fairseq_plugins.tasks.own_generator import (
     check_own,
@@ -96,13 +88,7 @@ class Decoding:
         if spec.build is None or getattr(args, "print_alignment", None):
             restore(models)  # which run in PyTorch
         if spec.build is None:
-            if not getattr(args, "score_reference", False):
-                check_beam_groups(args)
-            own = self._suppressing(self._fairseqs_search(build_own, is_one_run), task)
-            suppressed = getattr(own, "token_indices_to_suppress", None)
-            if suppressed is not None:
-                check_end(suppressed.tolist(), own.eos)
-            return own
+            return self._fairseqs_search(task, args, build_own, is_one_run)
         refuse_search_options(args, allowed, spec.name, spec.searches_beams)
         check_beam_groups(args)
         if not spec.searches_beams and not samples and (isinstance(args, Namespace) or hasattr(args, "beam")):
@@ -156,8 +142,10 @@ class Decoding:
             problem = "fairseq's own search counts nothing"
             raise ConfigurationError("--stats-file", stats, problem, "choose another {--decoder}, or leave it out")
 
-    def _fairseqs_search(self, build_own: Callable[[], Any], is_one_run: bool) -> Any:
+    def _fairseqs_search(self, task: Any, args: Any, build_own: Callable[[], Any], is_one_run: bool) -> Any:
         """Build the task's own generator, and warn of options that do nothing there."""
+        if not getattr(args, "score_reference", False):
+            check_beam_groups(args)
         if self.options.profile is True and is_one_run:
             logger.warning("--profile: fairseq's own search is not measured; choose another --decoder")
         own = build_own()
@@ -166,6 +154,9 @@ class Decoding:
                 "--no-repeat-ngram-size: forbids nothing in fairseq 0.12's own search without its CUDA extension; "
                 "use --decoder greedy or fast-beam"
             )
+        suppressed = getattr(self._suppressing(own, task), "token_indices_to_suppress", None)
+        if suppressed is not None:
+            check_end(suppressed.tolist(), own.eos)
         return own
 
     def _context(
@@ -279,85 +270,6 @@ class Decoding:
         if path not in self.drafters:
             self.drafters[path] = load_drafter(path, models[0], task)
         return self.drafters[path]
-
-
-class DecodesWithDrafts(FairseqTask):
-    """Mixin of tasks whose options include `DecodingOptions`: `build_generator` builds the decoder of `--decoder`."""
-
-    # fairseq's commands have no hook at the end of a run: the summary is printed when the generator is deleted.
-    reports_summary = True
-    # Whether the weights of its models never change.
-    weights_are_fixed = False
-    # `build_model` does, of a checkpoint.
-    checks_settings = True
-    # Of --tokenizer and --bpe, None for none.
-    text_tools: tuple[Any, Any] = (None, None)
-    cfg: Any
-
-    @cached_property
-    def decoding(self) -> Decoding:
-        """The builder of the generators."""
-        return Decoding(options_of(self))
-
-    @classmethod
-    def setup_task(cls, cfg: Any, **kwargs: Any) -> Any:
-        """Check the options (`check_options`) before anything is loaded, then set the task up."""
-        check_options(cfg)
-        return with_args(super().setup_task(cfg, **kwargs))
-
-    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> nn.Module:
-        """Build a model; check the settings of a checkpoint first."""
-        if from_checkpoint:
-            check_settings(cfg, ("--path", None))
-        return super().build_model(cfg, from_checkpoint)
-
-    def build_generator(self, models: Sequence[nn.Module], args: Any, *more: Any, **named: Any) -> Any:
-        """Build the decoder named by `--decoder`; see `Decoding.build`."""
-        allowed = named.get("prefix_allowed_tokens_fn")
-        return self.decoding.build(
-            self, models, args, lambda: self.own_generator(models, args, *more, **named), allowed
-        )
-
-    def build_dataset_for_inference(self, *args: Any, **kwargs: Any) -> Any:
-        """Make a dataset of raw text, whose lines are numbered."""
-        dataset = super().build_dataset_for_inference(*args, **kwargs)
-        if self.decoding.numbers is not None:
-            self.decoding.numbers.number(dataset)
-        return dataset
-
-    def build_tokenizer(self, args: Any) -> Any:
-        """Build the object of --tokenizer; `text_tools` keeps it."""
-        self.text_tools = (super().build_tokenizer(args), None)
-        return self.text_tools[0]
-
-    def build_bpe(self, args: Any) -> Any:
-        """Build the object of --bpe; `text_tools` keeps it."""
-        self.text_tools = (self.text_tools[0], super().build_bpe(args))
-        return self.text_tools[1]
-
-    def own_generator(self, *args: Any, **kwargs: Any) -> Any:
-        """Build the task's own generator."""
-        return super().build_generator(*args, **kwargs)
-
-
-def check_options(cfg: Any) -> None:
-    """Raise ConfigurationError for decoding options that contradict each other, and files that cannot be used."""
-    check_task_options(cfg, methods.find(cfg.decoding_method))
-    methods.check_options(cfg)
-    stats = None if cfg.stats_file is None else destination(cfg.stats_file, "--stats-file")
-    trace = None if cfg.trace_file is None else destination(cfg.trace_file, "--trace-file")
-    if stats is not None and stats == trace and not stats.is_direct:
-        raise ConfigurationError("--trace-file", cfg.trace_file, "is the file of {--stats-file}", "give another one")
-    language_model = arguments_of_fairseqs_tool().get("lm_path")
-    if language_model is not None:  # which fairseq-generate reads again and builds: it takes no state
-        read_language_model(language_model, read_again=True)
-
-
-def with_args(task: Any) -> Any:
-    """Give a task the `args` that fairseq 0.12's translation_from_pretrained_bart reads and never sets."""
-    if isinstance(task, TranslationFromPretrainedBARTTask) and not hasattr(task, "args"):
-        task.args = task.cfg
-    return task
 
 
 def native_weights(

@@ -36,8 +36,9 @@ from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 from fairseq_plugins.shared.parsing import arguments_of_fairseqs_tool
 from fairseq_plugins.shared.workers import check_trains_together, find_worker
-from fairseq_plugins.tasks.decoding import DecodesWithDrafts, native_weights
+from fairseq_plugins.tasks.decoding import native_weights
 from fairseq_plugins.tasks.own_generator import generator_like
+from fairseq_plugins.tasks.with_drafts import DecodesWithDrafts
 
 _DEFAULT_BLOCK_SIZE = 25
 _LAST = "checkpoint_last.pt"  # fairseq's default of --restore-file, in --save-dir if it is there

@@ -11,7 +11,7 @@ import pytest
 from fairseq.tasks import TASK_REGISTRY
 
 from fairseq_plugins.tasks.beside import add_decoder, task_beside_decoder
-from fairseq_plugins.tasks.decoding import DecodesWithDrafts
+from fairseq_plugins.tasks.with_drafts import DecodesWithDrafts
 from tests.errors import error_about
 from tests.families import FAMILIES
 from tests.support import REPOSITORY, run_in_process
