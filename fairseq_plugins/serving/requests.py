@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fairseq_plugins.api import ServiceClosed
 from fairseq_plugins.api.results import CallStatistics
 from fairseq_plugins.serving.errors import Gone, RequestError
 from fairseq_plugins.serving.metrics import Metrics
@@ -93,6 +94,10 @@ class Accounting:
                 await self.app(handled, limited_receive, watched_send)
             except* BrokenResourceError:  # of a stream of fastapi (its discussion 15725)
                 account.outcome = "client left"
+        except asyncio.CancelledError:  # uvicorn's, of what has not come or gone whole when its time to shut down ends
+            account.outcome = "cut off"
+            if not status:
+                await self.answer(Request(scope), ServiceClosed())(scope, receive, watched_send)
         except Exception as error:
             if status:
                 raise

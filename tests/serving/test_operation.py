@@ -13,12 +13,12 @@ import pytest
 
 from fairseq_plugins.api import Model, service
 from fairseq_plugins.api.loading import with_decoder
-from fairseq_plugins.serving import models
+from fairseq_plugins.serving import models, process
 from fairseq_plugins.serving.app import make_app
 from fairseq_plugins.serving.models import ServedModel
 from fairseq_plugins.serving.settings import Settings
 from fairseq_plugins.serving.text import TextJob
-from tests.serving.running import FOLDER, Client, serving
+from tests.serving.running import FOLDER, Client, request, serving
 
 SECRET = "A man is riding a bicycle."
 # A translation that takes seconds.
@@ -364,6 +364,21 @@ def test_requests_during_loading_and_at_the_end(monkeypatch: pytest.MonkeyPatch)
     # The server has waited 0.3 seconds, and then dropped the sentences.
     answer = held.recv(1000)
     assert b" 503 " in answer and b"shutting down" in answer + held.recv(1000)
+
+
+def test_a_request_that_does_not_come_whole_ends_with_the_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process, "_TO_ANSWER", 0.2)
+    caplog.set_level(logging.INFO)
+    own = ServedModel(str(FOLDER), threads=1)
+    with serving([own], Settings()) as client:
+        half = socket.create_connection(("127.0.0.1", client.port), timeout=60)
+        half.sendall(request("/v1/translate", b"{" * 100)[:-50])
+        client.get("/health")  # after which it has begun
+    answer = half.recv(1000)
+    assert b" 503 " in answer and b"shutting down" in answer + half.recv(1000)
+    assert "POST /v1/translate 503" in caplog.text and "Traceback" not in caplog.text
 
 
 def test_a_second_interrupt_drops_what_runs() -> None:
