@@ -98,27 +98,32 @@ def sample_blocks(
         # Causal, as in the verifier.
         same_block = same_block.tril()
     masks_see = torch.cat([known, same_block.expand(batch, -1, -1)], dim=2)
-    if attention == "features":
-        prefix_sees = masks_see[:, :0]
-    elif attention == "prefix-causal":
-        prefix_sees = torch.cat(
-            [column[:, None] >= column, column.new_zeros(width, block_of.numel(), dtype=torch.bool)], dim=1
-        ).expand(batch, -1, -1)
-    else:
-        # No other row sees tokens after the prefix. These see themselves, since softmax over no token is NaN.
-        known = column <= prefix  # [B, M], one block
-        diagonal = torch.eye(width, dtype=torch.bool, device=device)
-        prefix_sees = torch.cat(
-            [known[:, None] & known[:, :, None] | diagonal, known[:, :, None].expand(-1, -1, block_size)], dim=2
-        )
+    prefix_sees = [] if anchored else [_seen_by_prefix(column <= prefix[:, :1], block_of.numel(), attention)]
     return Blocks(
         tokens=torch.cat([prev_output_tokens, masks], dim=1),
         positions=positions,
-        visible=torch.cat([prefix_sees, masks_see], dim=1),
+        visible=torch.cat([*prefix_sees, masks_see], dim=1),
         targets=targets,
         block_size=block_size,
         anchored=anchored,
     )
+
+
+def _seen_by_prefix(known: Tensor, masks: int, attention: str) -> Tensor:
+    """Return what the inputs before the masks attend to, [B, M, M + masks].
+
+    Args:
+        known: [B, M], the inputs of the prefix of the first block.
+        masks: number of masks.
+        attention: as for `sample_blocks`, but not "features".
+    """
+    batch, width = known.shape
+    if attention == "prefix-causal":
+        causal = torch.ones(width, width, dtype=torch.bool, device=known.device).tril()
+        return torch.cat([causal, causal.new_zeros(width, masks)], dim=1).expand(batch, -1, -1)
+    # No other row sees tokens after the prefix. These see themselves, since softmax over no token is NaN.
+    diagonal = torch.eye(width, dtype=torch.bool, device=known.device)
+    return torch.cat([known[:, None] & known[:, :, None] | diagonal, known[:, :, None].expand(-1, -1, masks)], dim=2)
 
 
 def glance(blocks: Blocks, predicted: Tensor, ratio: float, pad: int) -> Blocks:

@@ -95,11 +95,11 @@ class DraftVerifyGenerator(SequenceGenerator):
         self.drafts: Callable[[dict[str, Any]], Sequence[Sequence[Sequence[int]]]] | None = None
         # Whether the models are ours alone. Comparing weights takes up to a tenth of the time of a short sentence.
         self.weights_are_fixed = False
-        # Not as attributes of this module, which would count the drafter as a part of it.
         # The position tables that the engine reads end there; other encoders check this themselves.
         known = [model.encoder.max_positions() for model in models if is_known_encoder(model.encoder)]
         self._max_source = min(known, default=math.inf)
         self._max_target = self.model.max_decoder_positions()
+        # A list, since an attribute of this module would make the drafter a part of it.
         self._read_from = [*models, *([] if drafter is None else [drafter])]
         self._chosen: tuple[Backend, WeightSnapshot] | None = None
         self._lock = ForkSafeLock()
