@@ -2,7 +2,7 @@
 
 Slurm sends SIGUSR1 before a time limit, and a training ends with a checkpoint. fairseq stops and saves after the update
 that reaches --max-update, so a request lowers --max-update, at once or after a validation that is due. Only the first
-of several processes saves and stops; the sender of the request ends the others.
+of several processes saves and stops; it then fails, for which torchrun ends the others.
 
 The settings are a local variable of fairseq's loop, which the handler gets from Python as a frame: nothing that fairseq
 calls in the loop knows them (its older tasks and optimizers have only their own), and fairseq is not patched.
@@ -23,6 +23,7 @@ from typing import Any
 
 from fairseq import options
 from fairseq.distributed.utils import get_global_group
+from omegaconf import OmegaConf
 from torch import distributed
 
 from fairseq_plugins.process.ending import FAILED
@@ -31,7 +32,8 @@ STOP_FILE = "SPEC_DEC_STOP_FILE"
 """Variable that names a file whose existence asks for the same: a signal does not reach the processes of torchrun."""
 
 _SECONDS = 0.5
-_LOOP = ("fairseq_cli.train", "train")
+_LOOP = "fairseq_cli.train"
+_NOT_DUE = "spec_dec_not_due"
 
 
 def stop_on_request() -> None:
@@ -44,14 +46,18 @@ def stop_on_request() -> None:
 
 
 def _wait_for(file: Path) -> None:
-    """Stop when the file exists, or when the runner, which reads the output, was killed: no one notes the end."""
-    reader = select.poll()
-    reader.register(1, 0)  # reports errors only; torchrun, the parent of its processes, lives on
+    """Stop when the file exists, or when the runner, which holds the ends of two pipes, was killed: none notes the end.
+
+    torchrun, the parent of its processes, lives on. So does srun, which reads the output and passes the input on.
+    """
+    runner = select.poll()  # reports only that the other end of a pipe is closed
+    runner.register(0, 0)
+    if runner.poll(0):  # a launcher that passes no input on
+        runner.unregister(0)
+    runner.register(1, 0)
     while not file.exists():
-        if reader.poll(1000 * _SECONDS):
-            file.touch()  # for processes whose output another program reads
-            os.kill(os.getpid(), signal.SIGUSR1)
-            return _end_after_loop()
+        if runner.poll(1000 * _SECONDS):
+            file.touch()  # for processes that another program has started
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
@@ -59,14 +65,14 @@ def _end_after_loop() -> None:
     """End one of several processes after its checkpoint, and thereby the others: fairseq would wait for them."""
     main = threading.main_thread().ident
     while distributed.is_initialized():
-        if _find_loop(sys._current_frames().get(main or 0)) is None:
+        if _find("train", sys._current_frames().get(main or 0)) is None:
             os._exit(FAILED)
         time.sleep(_SECONDS)
 
 
-def _find_loop(frame: FrameType | None) -> FrameType | None:
-    """Return the frame of fairseq's loop among a frame and its callers."""
-    while frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) != _LOOP:
+def _find(function: str, frame: FrameType | None) -> FrameType | None:
+    """Return the frame of a function of fairseq's loop among a frame and its callers."""
+    while frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) != (_LOOP, function):
         frame = frame.f_back
     return frame
 
@@ -77,7 +83,7 @@ _asked_at: list[int] = []  # numbers of updates at requests in fairseq's loop, t
 def _validates_soon(frame: FrameType) -> bool:
     """Return whether fairseq may validate this update or one beside it, which it would not do after a restart.
 
-    False two updates after the first request: some trainings validate all the time.
+    False two updates after the first request: some trainings validate all the time, and then while they stop.
     """
     cfg, done, batches = frame.f_locals["cfg"], frame.f_locals["trainer"].get_num_updates(), frame.f_locals.get("itr")
     if cfg.dataset.disable_validation:
@@ -90,10 +96,31 @@ def _validates_soon(frame: FrameType) -> bool:
     return (is_due or ends_epoch) and done < _asked_at[0] + 2
 
 
+def _is_not_due() -> bool:
+    """Return whether fairseq, which asks before a validation, would not have validated this update without a request.
+
+    The first process, which stops, would then validate alone: it may exceed the time left, and needs all processes.
+    """
+    saving = _find("validate_and_save", sys._getframe())
+    if saving is None:
+        return True
+    given = saving.f_locals
+    cfg, done = given["cfg"], given["num_updates"]
+    if given["end_of_epoch"]:
+        intervals = [(cfg.dataset.validate_interval, given["epoch_itr"].epoch)]
+    else:
+        intervals = [(cfg.checkpoint.save_interval_updates, done)]
+    intervals.append((cfg.dataset.validate_interval_updates, done))
+    return not any(every > 0 and count % every == 0 for every, count in intervals)
+
+
+OmegaConf.register_new_resolver(_NOT_DUE, _is_not_due, replace=True)
+
+
 def _stop(number: int, frame: FrameType | None) -> None:
     if distributed.is_initialized() and distributed.get_rank() > 0:
         return
-    frame = _find_loop(frame)
+    frame = _find("train", frame)
     # None: before the first update or between two epochs.
     if frame is None or _validates_soon(frame):
         timer = threading.Timer(_SECONDS, os.kill, [os.getpid(), number])  # try again
@@ -104,7 +131,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
     if 0 < cfg.optimization.max_update <= updates + 1:  # ends by itself; a restart would train one update more
         return
     cfg.optimization.max_update = 1
-    cfg.dataset.disable_validation = True  # may exceed the time left, and needs all processes
+    cfg.dataset.disable_validation = cfg.dataset.disable_validation or f"${{{_NOT_DUE}:}}"
+    threading.Thread(target=_end_after_loop, daemon=True).start()
 
 
 def destroy_process_groups_at_exit() -> None:

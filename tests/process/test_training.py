@@ -18,6 +18,7 @@ import pytest
 import torch
 from fairseq import options
 from fairseq.distributed.utils import get_global_group
+from omegaconf import DictConfig, OmegaConf
 from torch import distributed
 
 from fairseq_plugins.process import training as training_process
@@ -99,17 +100,30 @@ def test_a_training_stops_with_a_checkpoint(corpus: Corpus, programs: Path, tmp_
         assert all(torch.equal(value, models[1][name]) for name, value in models[0].items())
 
 
-def ask_to_stop(update: int, limit: int, interval: int = 0, batches: tuple[int, int] = (1, 9)) -> SimpleNamespace:
-    """Return the settings of fairseq's loop after a request in it; `batches` are those begun and those of the epoch."""
-    cfg = SimpleNamespace(
-        optimization=SimpleNamespace(max_update=limit),
-        dataset=SimpleNamespace(disable_validation=False, validate_interval_updates=0),
-        checkpoint=SimpleNamespace(save_interval_updates=interval),
+def ask_to_stop(
+    update: int,
+    limit: int,
+    interval: int = 0,
+    batches: tuple[int, int] = (1, 9),
+    then: Callable[[], object] = bool,
+    **dataset: int,
+) -> DictConfig:
+    """Return the settings of fairseq's loop after a request in it, and call `then` there.
+
+    `batches` are those begun and those of the epoch.
+    """
+    validation = {"disable_validation": False, "validate_interval": 1, "validate_interval_updates": 0, **dataset}
+    cfg = OmegaConf.create(
+        {
+            "optimization": {"max_update": limit},
+            "dataset": validation,
+            "checkpoint": {"save_interval_updates": interval},
+        }
     )
     loop: dict[str, Any] = {"__name__": "fairseq_cli.train", "stop": lambda: _stop(signal.SIGUSR1, sys._getframe(1))}
-    exec("def train(cfg, trainer, itr): stop()", loop)
+    exec("def train(cfg, trainer, itr, then): stop(); then()", loop)
     trainer, itr = SimpleNamespace(get_num_updates=lambda: update), SimpleNamespace(n=batches[0], total=batches[1])
-    loop["train"](cfg, trainer, itr)
+    loop["train"](cfg, trainer, itr, then)
     return cfg
 
 
@@ -145,14 +159,44 @@ def test_a_request_waits_for_a_validation_that_is_due(
     assert timers == [(0.5, os.kill, [os.getpid(), signal.SIGUSR1])] * stops.count(False)
 
 
-def test_a_training_stops_when_its_runner_is_killed(tmp_path: Path) -> None:
-    """It would train to its end, and the next run an update more."""
+@pytest.mark.parametrize(
+    ("interval", "dataset", "validates"),
+    [
+        (1, {}, [5, 6, 7]),
+        (2, {}, [6, 7]),
+        (0, {"validate_interval_updates": 2}, [6, 7]),
+        (0, {"validate_interval": 2}, []),
+        (1, {"validate_interval": 2}, [5, 6]),  # at the end of an epoch fairseq then saves only
+        (1, {"disable_validation": True}, []),
+    ],
+)
+def test_a_validation_that_is_due_is_made_while_a_training_stops(
+    interval: int, dataset: dict[str, int], validates: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By all processes, as without a request. Update 7 ends the first epoch."""
+    monkeypatch.setattr(training_process, "_asked_at", [3])
+    cfg = ask_to_stop(5, 0, interval, **dataset)
+    assert cfg.optimization.max_update == 1
+    loop: dict[str, Any] = {"__name__": "fairseq_cli.train"}
+    exec(
+        "def validate_and_save(cfg, num_updates, epoch_itr, end_of_epoch): return cfg.dataset.disable_validation", loop
+    )
+    epoch, save = SimpleNamespace(epoch=1), loop["validate_and_save"]
+    assert [update for update in (5, 6, 7) if not save(cfg, update, epoch, update == 7)] == validates
+
+
+@pytest.mark.parametrize("pipe", [0, 1], ids=["input", "output"])
+def test_a_training_stops_when_its_runner_is_killed(pipe: int, tmp_path: Path) -> None:
+    """It would train to its end, and the next run an update more. srun passes on only that the input has ended."""
     runner = os.fork()
     if runner == 0:
-        reads, writes = os.pipe()
+        ends, others = os.pipe(), os.pipe()
         if os.fork() == 0:  # torchrun, or the first process of fairseq, which lives on
-            os.close(reads)
-            os.dup2(writes, 1)
+            os.close(ends[1 - pipe])
+            os.dup2(ends[pipe], pipe)
+            os.dup2(others[1 - pipe], 1 - pipe)
+            if pipe == 1:
+                os.close(others[1])  # the input that a launcher gives has ended before
             if os.fork() == 0:
                 signal.signal(signal.SIGUSR1, lambda *_: (tmp_path / "stopped").touch())
                 (tmp_path / "begun").touch()
@@ -186,6 +230,25 @@ def test_processes_of_a_killed_runner_end_after_their_checkpoint(tmp_path: Path)
         time.sleep(30)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == FAILED
+    assert (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_first_process_ends_after_a_request(rank: int, tmp_path: Path) -> None:
+    """Another one between two epochs would end the first one before its checkpoint."""
+    process = os.fork()
+    if process == 0:
+        distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+        signal.signal(signal.SIGUSR1, _stop)
+        reads, writes = os.pipe()
+        os.close(reads)
+        os.dup2(writes, 1)
+        with mock.patch.object(distributed, "get_rank", return_value=rank):
+            _wait_for(tmp_path / "stop")  # before the loop
+            ask_to_stop(5, 0, then=lambda: time.sleep(0.7) or (tmp_path / "saved").touch())
+            time.sleep(0.7 if rank else 30)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == (0 if rank else FAILED)
     assert (tmp_path / "saved").exists()
 
 

@@ -192,6 +192,14 @@ def test_the_clock_goes_on(tmp_path: Path) -> None:
     assert "       100:" in said and 6000 <= int((tmp_path / "model/seconds").read_text()) < 6100
 
 
+def test_a_training_sees_that_its_runner_was_killed(tmp_path: Path) -> None:
+    """Its input ends, which srun passes on to all nodes."""
+    script = "kill -KILL $PPID; cat; touch stopped"
+    assert run(tmp_path, "train", "model", "train", "log", "0", "bash", "-c", script).returncode == -signal.SIGKILL
+    while not (tmp_path / "stopped").exists():
+        time.sleep(0.02)
+
+
 def test_a_finished_training_is_not_resumed(tmp_path: Path) -> None:
     """One that a signal ends after its last checkpoint: fairseq would train an update more than --max-update."""
     updates, saved = "Stopping training due to num_updates: 6 >= max_update: {}", "echo '| Saved checkpoint x'; "
@@ -292,9 +300,9 @@ def test_nodes_of_slurm_train_together() -> None:
     job = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "71234", "SLURM_CPUS_PER_TASK": "8", "SLURM_GPUS_ON_NODE": "4"}
     command = trainer(read_settings({**SOME, **job}), "data")
     assert command == (
-        "srun --ntasks-per-node 1 --cpus-per-task 8 torchrun --nnodes 2 --rdzv-backend c10d --rdzv-id 71234 "
-        f"--rdzv-endpoint {socket.gethostname()}:21234 --nproc-per-node 4 --no-python fairseq-train data "
-        "--distributed-world-size 8"
+        "srun --ntasks-per-node 1 --kill-on-bad-exit --cpus-per-task 8 torchrun --nnodes 2 --rdzv-backend c10d "
+        f"--rdzv-id 71234 --rdzv-endpoint {socket.gethostname()}:21234 --nproc-per-node 4 "
+        "--no-python fairseq-train data --distributed-world-size 8"
     )
     assert trainer(read_settings({**SOME, **job, "GPUS": "0"}), "data") == "fairseq-train data"
 

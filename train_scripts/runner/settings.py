@@ -80,7 +80,8 @@ def slurm_launcher(s: Settings) -> str:
     rendezvous += f" --rdzv-endpoint {socket.gethostname()}:{20000 + int(s.SLURM_JOB_ID) % 10000}"
     # srun does not inherit the CPUs of sbatch.
     cpus = f"--cpus-per-task {s.SLURM_CPUS_PER_TASK} " if s.SLURM_CPUS_PER_TASK else ""
-    return f"srun --ntasks-per-node 1 {cpus}torchrun --nnodes {s.SLURM_JOB_NUM_NODES} {rendezvous}"
+    # A process that has failed ends all: those of other nodes would wait for it.
+    return f"srun --ntasks-per-node 1 --kill-on-bad-exit {cpus}torchrun --nnodes {s.SLURM_JOB_NUM_NODES} {rendezvous}"
 
 
 def processes(s: Settings) -> int:

@@ -65,7 +65,8 @@ def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, la
     before = float(seconds.read_text() or 0) if seconds.exists() else 0.0
     progress = Progress(limit, ends_of(shlex.split(command)), later, before)
     stop.unlink(missing_ok=True)
-    files = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    # Both pipes tell the processes of the training when this one is killed.
+    files = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     asked = {**os.environ, "SPEC_DEC_STOP_FILE": str(stop)}  # fairseq_plugins/process/training.py
     with open(log, "ab", 0) as file, started(command, env=asked, **files) as child:
         lines: Iterable[bytes] = child.stdout or ()
