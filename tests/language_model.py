@@ -28,12 +28,12 @@ def make_language_model(dictionary: Dictionary, seed: int = 1, **options: Any) -
     return liven(TransformerLanguageModel.build_model(args, Task())), args
 
 
-def write_language_model(folder: Path, dictionary_file: Path, most_tokens: int = 64) -> Path:
+def write_language_model(folder: Path, dictionary_file: Path) -> Path:
     """Write a checkpoint and dict.txt to a folder; return the path of the checkpoint."""
     shutil.copy(dictionary_file, folder / "dict.txt")
     model, args = make_language_model(
         Dictionary.load(str(folder / "dict.txt")),
-        tokens_per_sample=most_tokens, max_target_positions=most_tokens, task="language_modeling",
+        max_target_positions=64, task="language_modeling",
         arch="transformer_lm", data=str(folder), criterion="cross_entropy", optimizer="adam",
     )  # fmt: skip
     cfg = OmegaConf.to_container(as_config(args), resolve=True, enum_to_str=True)

@@ -392,12 +392,12 @@ def always_right(outputs: list[list[int]]) -> Script:
     return lambda sentence, done, width: outputs[sentence][done : done + width]
 
 
-def always_wrong(outputs: list[list[int]], words: int = 4) -> Script:
-    """Return a script that drafts wrong ordinary words, from id `words` on."""
+def always_wrong(outputs: list[list[int]]) -> Script:
+    """Return a script that drafts wrong ordinary words."""
 
     def script(sentence: int, done: int, width: int) -> list[int]:
         right = [*outputs[sentence][done : done + width], *[0] * width][:width]
-        return [words + 1 if token == words else words for token in right]
+        return [5 if token == 4 else 4 for token in right]
 
     return script
 
@@ -418,14 +418,14 @@ def ids(hypotheses: list) -> list[list[int]]:
     return [hypothesis[0]["tokens"].tolist() for hypothesis in hypotheses]
 
 
-def _in_the_order_of(own: list, other: list, rounding: float = 2e-6) -> list:
+def _in_the_order_of(own: list, other: list) -> list:
     """Return hypotheses in the order of the others, where scores of neighbours differ by rounding only."""
     own = list(own)
     for place, its in enumerate(other[: len(own) - 1]):
         mine, following = own[place : place + 2]
         swapped = following["tokens"].tolist() == its["tokens"].tolist()
         if swapped and mine["tokens"].tolist() != its["tokens"].tolist():
-            if abs(float(mine["score"] - following["score"])) <= rounding:
+            if abs(float(mine["score"] - following["score"])) <= 2e-6:
                 own[place : place + 2] = [following, mine]
     return own
 
@@ -476,19 +476,16 @@ def _command_line(command: str, arguments: str, more: Sequence[str], plugin: boo
     return [f"fairseq-{command}", *shlex.split(arguments), *more, *user_dir]
 
 
-def start_command(
-    command: str, arguments: str, *more: str, plugin: bool = True, programs: Path | None = None
-) -> subprocess.Popen:
-    """Start `fairseq-<command>` in a new process, with output on pipes.
+def start_command(command: str, arguments: str, *more: str, programs: Path | None = None) -> subprocess.Popen:
+    """Start `fairseq-<command>` with the plugin in a new process, with output on pipes.
 
     Args:
         command: such as generate.
         arguments: on one line.
         more: further arguments.
-        plugin: whether it gets our --user-dir.
         programs: folder of fast commands without their imports (see `command_server`).
     """
-    name, *rest = _command_line(command, arguments, more, plugin)
+    name, *rest = _command_line(command, arguments, more, plugin=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.Popen(
         [str((programs or Path(sys.executable).parent) / name), *rest],

@@ -51,9 +51,9 @@ def blocks(page: str, section: str = "") -> list[str]:
     return ["\n".join(line[4:] for line in block.splitlines()).strip() for block in indented]
 
 
-def commands(page: str, section: str = "") -> list[str]:
+def commands(page: str) -> list[str]:
     """Return the shell commands of a page, each on one line, without comments."""
-    lines = "\n".join(block for block in blocks(page, section) if "fairseq_plugins." not in block).replace("\\\n", " ")
+    lines = "\n".join(block for block in blocks(page) if "fairseq_plugins." not in block).replace("\\\n", " ")
     stripped = [re.sub(r"(^|\s)#\s.*$", "", line).strip() for line in lines.splitlines()]
     return [" ".join(line.split()) for line in stripped if line]
 

@@ -39,10 +39,10 @@ def in_memory(tensor: Tensor) -> int:
         return int((numpy.frombuffer(pagemap.read(8 * (end - first)), numpy.uint64) >> 63).sum())
 
 
-def mapped_linear(tmp_path: Path, size: int = 512) -> nn.Linear:
-    torch.save(nn.Linear(size, size).state_dict(), tmp_path / "linear.pt")
+def mapped_linear(tmp_path: Path) -> nn.Linear:
+    torch.save(nn.Linear(512, 512).state_dict(), tmp_path / "linear.pt")
     with TakeWeights():
-        layer = nn.Linear(size, size)
+        layer = nn.Linear(512, 512)
         layer.load_state_dict(torch.load(tmp_path / "linear.pt", mmap=True))
     return layer
 

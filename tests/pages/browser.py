@@ -41,9 +41,9 @@ class Page:
         self.driver.get(path.as_uri() + address)
         return time.perf_counter() - started
 
-    def look(self, width: int = 1280, height: int = 900, theme: str = "light") -> None:
-        """Set the size of the window in pixels, and the system's theme."""
-        screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    def look(self, theme: str = "light") -> None:
+        """Set the size of the window, and the system's theme."""
+        screen = {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
         scheme = {"name": "prefers-color-scheme", "value": theme}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})

@@ -17,10 +17,10 @@ REFERENCE = "Nach den vorliegenden Einzelheiten war der Tunnel noch nicht in Bet
 OUTPUT = "Nach den vorliegenden Angaben war der Tunnel noch nicht in Betrieb genommen worden ."
 
 
-def header(source: Sequence[str], target: Sequence[str], decoder: str = "gad++", **options: Any) -> dict[str, Any]:
+def header(source: Sequence[str], target: Sequence[str], **options: Any) -> dict[str, Any]:
     """The first line of a trace."""
     names = {"source_symbols": list(source), "target_symbols": list(target)}
-    return {"format": FORMAT, "version": VERSION, "decoder": decoder, "options": options, **names}
+    return {"format": FORMAT, "version": VERSION, "decoder": "gad++", "options": options, **names}
 
 
 def note(draft: list[int], verifier: list[int], accepted: int, emitted: int) -> dict[str, Any]:
@@ -85,8 +85,9 @@ def case_study(path: Path) -> str:
     return write(path, [header(symbols, symbols, block_size=10, top_beta=3, tau=1.0), record])
 
 
-def random_trace(path: Path, count: int, length: int = 24, block_size: int = 10) -> str:
+def random_trace(path: Path, count: int) -> str:
     """A trace of many sentences; the source of sentence n begins with the word `first<n>`."""
+    length, block_size = 24, 10
     generator = random.Random(0)
     ordinary = [f"▁word{number}" for number in range(2000)]
     symbols = [*SPECIAL, *ordinary, *(f"▁first{number}" for number in range(count))]

@@ -32,9 +32,9 @@ DECODERS = {
 }
 
 
-def sentences(call: Call, count: int, seed: int = 1) -> list[dict[str, Any]]:
+def sentences(call: Call, count: int) -> list[dict[str, Any]]:
     """Return random arguments of `admit`."""
-    choose = random.Random(seed)
+    choose = random.Random(1)
     found = []
     for number in range(count):
         tokens = [choose.randrange(4, VOCABULARY) for _ in range(choose.choice([1, 4, 9, 30]))]
@@ -101,10 +101,10 @@ def admit(made: Any, number: int, wanted: dict[str, Any], streams: bool = False)
     made.admit(number, kernels().Sentence(**wanted), streams=streams)
 
 
-def events_until(made: Any, count: int, seconds: float = 60) -> list[tuple]:
+def events_until(made: Any, count: int) -> list[tuple]:
     """Return events until `count` sentences have ended."""
     events: list[tuple] = []
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + 60
     while count > 0:
         assert time.monotonic() < deadline, f"{count} sentences have not ended"
         taken = made.take(0.1)

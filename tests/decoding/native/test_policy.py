@@ -35,20 +35,19 @@ def make_policy(
     step: tuple[float, float] = (1.0, 0.1),
     draft: tuple[float, float] = (0.2, 0.02),
     verify: tuple[float, float] = (1.0, 0.1),
-    width: int = WIDTH,
     prepare: float = 0.0,
 ) -> Any:
     """A policy that knows these costs."""
-    policy = kernels().Policy(width)
+    policy = kernels().Policy(WIDTH)
     policy.costs = kernels().Costs(linear(*step), linear(*draft), linear(*verify), prepare)
     return policy
 
 
-def drafts_with_rate(rate: float, count: int = 1000, width: int = WIDTH) -> tuple[numpy.ndarray, ...]:
+def drafts_with_rate(rate: float, count: int = 1000) -> tuple[numpy.ndarray, ...]:
     """Drafts whose token at position t survives with probability rate ** (t + 1), as the drafter says."""
-    drafted = numpy.zeros((width, BINS))
-    accepted = numpy.zeros((width, BINS))
-    for position in range(width):
+    drafted = numpy.zeros((WIDTH, BINS))
+    accepted = numpy.zeros((WIDTH, BINS))
+    for position in range(WIDTH):
         survives = rate ** (position + 1)
         bin_number = min(int(survives * BINS), BINS - 1)
         drafted[position, bin_number] = count
