@@ -17,7 +17,7 @@ from fairseq_plugins.decoding.native import model as native_model
 from fairseq_plugins.decoding.native.model import NativeWeights, available_memory
 from fairseq_plugins.decoding.reference.engine import Engine
 from tests.cases import Case, cases
-from tests.decoding.native.weight_formats import FORMATS, FP16_FORMAT, HAS_FP16, HAS_TILES
+from tests.decoding.native.weight_formats import FORMATS, FP16_FORMAT, FP32_FORMAT, HAS_FP16, HAS_TILES
 from tests.strategies import FEATURE_DRAFTERS, UNSHRUNK, example_count
 from tests.support import (
     Options,
@@ -67,7 +67,7 @@ def test_which_weights_are_packed(inputs: int, outputs: int, is_near: bool, pack
 
 def test_large_weights_are_packed_where_memory_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(512, 512)
-    for available, expected in ((4 * weight.nbytes, FORMATS.PANELS), (4 * weight.nbytes - 1, FORMATS.ROWS)):
+    for available, expected in ((4 * weight.nbytes, FP32_FORMAT), (4 * weight.nbytes - 1, FORMATS.ROWS)):
         monkeypatch.setattr(native_model, "available_memory", lambda available=available: available)
         assert format_of(weight) == expected
         assert format_of(weight[:300]) == FORMATS.PANELS, "small"
@@ -78,7 +78,7 @@ def test_large_fp16_weights_are_packed_in_tiles_that_hold_them() -> None:
     assert format_of(large) == in_tiles
     assert format_of(large[:, :530]) == FP16_FORMAT, "no whole blocks of inputs"
     assert format_of(large * 64) == FP16_FORMAT, "1024 times as much is no half"
-    assert format_of(large / 3) == FORMATS.PANELS
+    assert format_of(large / 3) == FP32_FORMAT
     large[7, 5] = math.inf
     assert format_of(large) == FP16_FORMAT, "1024 times as much is no half"
     large[7, 5] = 1
@@ -86,11 +86,12 @@ def test_large_fp16_weights_are_packed_in_tiles_that_hold_them() -> None:
     assert format_of(large[:64], many_rows=True) == in_tiles
 
 
-def test_fp32_weights_are_packed_in_tiles_for_many_rows() -> None:
-    large, in_tiles = torch.ones(2048, 544) / 3, FORMATS.FP32_AMX_TILES if HAS_TILES else FORMATS.PANELS
+def test_fp32_weights_are_packed_in_tiles() -> None:
+    large = torch.ones(2048, 544) / 3
+    assert format_of(large) == FP32_FORMAT
+    assert format_of(large[:64]) == FORMATS.PANELS, "near, where a row takes tiles twice the time"
     for weight in (large, large[:64]):
-        assert format_of(weight, many_rows=True) == in_tiles
-        assert format_of(weight) == FORMATS.PANELS, "a single row takes tiles longer"
+        assert format_of(weight, many_rows=True) == FP32_FORMAT
         assert format_of(weight[:, :530], many_rows=True) == FORMATS.PANELS, "no whole blocks of inputs"
     assert format_of(large, packed=False, many_rows=True) == FORMATS.ROWS
     assert format_of(large[:64], packed=False, many_rows=True) == FORMATS.PANELS

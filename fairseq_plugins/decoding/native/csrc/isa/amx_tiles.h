@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 
 #include "../memory.h"
@@ -106,7 +107,7 @@ struct TileConfig {
                                    0,
                                    {},
                                    {LINE, LINE, LINE, LINE, LINE, LINE, LINE, LINE},
-                                   {lines, lines, lines, lines, lines, ROWS, ROWS, ROWS}};
+                                   {lines, lines, lines, lines, lines, lines, ROWS, ROWS}};
         memory_barrier(&shapes);
         _tile_loadconfig(&shapes);
     }
@@ -147,134 +148,112 @@ private:
     uint8_t* const numbers;
 };
 
-// Splits the weights of one tile into bfloat16 parts, [PARTS][16][16][2].
+// Splits the weights of one tile into bfloat16 parts, [PARTS][16][16][2], and prefetches those at `later`. from: null
+// for padding, which stays as it is.
 template <typename Format>
 struct WeightSplitter {
     static constexpr int NUMBERS = 2 * OUTPUTS;  // of a line
-    const typename Format::Number* from;
+    const typename Format::Number *from, *later;
     uint8_t* to;
-    int64_t ahead;  // numbers from `from` to the weights to prefetch
 
     // Splits a share of the lines: step `step` of `steps`.
     __attribute__((always_inline)) inline void split(int step = 0, int steps = 1) const {
+        if (!from) return;
         for (int line = 16 * step / steps; line < 16 * (step + 1) / steps; ++line) {
             Format::split(from + line * NUMBERS, to + line * LINE);
             for (int i = 0; i < NUMBERS; i += LINE / sizeof(*from)) {
-                _mm_prefetch(from + line * NUMBERS + ahead + i, _MM_HINT_T1);
+                _mm_prefetch(later + line * NUMBERS + i, _MM_HINT_T1);
             }
         }
         memory_barrier();
     }
 };
 
-// The weights of `panels` panels, which are multiplied PANELS at a time.
+// A weight's panels, each of `blocks` blocks of inputs, of which `PANELS` are multiplied at a time.
 template <typename Format, int PANELS>
 struct Weights {
-    using Splitter = WeightSplitter<Format>;
     const typename Format::Number* numbers;
     int64_t panels, blocks;
 
-    // Returns the splitter of a block of panel `panel` + i. Past the last panel it repeats that one, as padding.
-    Splitter splitter(int64_t panel, int i, int64_t block, uint8_t* to) const {
-        constexpr int64_t SIZE = INPUTS * OUTPUTS;
-        const int64_t tile = std::min(panel + i, panels - 1) * blocks + block;
-        return {numbers + tile * SIZE, to + i * Format::PARTS * TILE, PANELS * blocks * SIZE};
+    // Returns the splitter of a block of panel `panel` + i.
+    WeightSplitter<Format> splitter(int64_t panel, int i, int64_t block, uint8_t* to) const {
+        constexpr int AHEAD = 8;  // blocks
+        const int64_t number = index(panel + i, block);
+        return {number < panels * blocks ? at(number) : nullptr, at(index(panel + i, block + AHEAD)),
+                to + i * Format::PARTS * TILE};
     }
 
-    // Returns the splitter of the block after this one.
-    Splitter next(int64_t panel, int i, int64_t block, uint8_t* to) const {
-        return block + 1 < blocks ? splitter(panel, i, block + 1, to) : splitter(panel + PANELS, i, 0, to);
+private:
+    // After the last block of a panel comes the first of the panel that is multiplied next.
+    int64_t index(int64_t panel, int64_t block) const {
+        for (; block >= blocks; block -= blocks) panel += PANELS;
+        return panel * blocks + block;
     }
+    const typename Format::Number* at(int64_t number) const { return numbers + number * INPUTS * OUTPUTS; }
 };
 
-// Multiplies up to 16 rows. sums: `line` bytes for each row, with space for a multiple of three panels. Three panels at
-// a time, with independent sums, hide the latency of the tile instructions.
+// Multiplies 16 rows by four panels at a time, or 32 rows by two: four sums hide the latency of the tile instructions.
+// x: the groups of 16 rows. put(panel, sums) receives the sums [rows][PANELS][16] from a panel on.
 //
 // Vector and tile units work in parallel if their instructions alternate. So the weights of the next block are split
 // between the products of this one (double buffering).
-template <typename Format>
-void multiply_16_rows(const uint8_t* x, const Weights<Format, 3>& weights, float* sums, int64_t line) {
-    constexpr int PANELS = 3, PRODUCTS = Format::PRODUCTS;
+template <typename Format, int ROW_TILES, typename Put>
+void multiply_tiles(const std::array<const uint8_t*, ROW_TILES>& x, const typename Format::Number* numbers,
+                    int64_t panels, int64_t blocks, const Put& put) {
+    constexpr int SUMS = 4, PANELS = SUMS / ROW_TILES, PRODUCTS = Format::PRODUCTS, STRIDE = PANELS * LINE;
+    const Weights<Format, PANELS> weights{numbers, panels, blocks};
     alignas(LINE) uint8_t memory[2][PANELS][Format::PARTS][TILE];
+    alignas(LINE) float sums[ROW_TILES * ROWS][PANELS][OUTPUTS];
+    // Where the second half of the sums lies: two panels on, or 16 rows.
+    float* const others = ROW_TILES == 1 ? sums[0][PANELS / 2] : sums[ROW_TILES * ROWS / 2][0];
     for (int i = 0; i < PANELS; ++i) weights.splitter(0, i, 0, memory[0][0][0]).split();
     bool buffer = false;
-    for (int64_t panel = 0; panel < weights.panels; panel += PANELS, sums += PANELS * OUTPUTS) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        for (int64_t block = 0; block < weights.blocks; ++block, buffer = !buffer) {
-            const auto& current = memory[buffer];
-            uint8_t* const next = memory[!buffer][0][0];
-            const auto a = weights.next(panel, 0, block, next), b = weights.next(panel, 1, block, next),
-                       c = weights.next(panel, 2, block, next);
-#pragma GCC unroll 6
-            for (int product = 0; product < PRODUCTS; ++product) {
-                if (needs_weights(product)) {
-                    _tile_loadd(5, current[0][PART_OF_WEIGHTS[product]], LINE);
-                    _tile_loadd(6, current[1][PART_OF_WEIGHTS[product]], LINE);
-                    _tile_loadd(7, current[2][PART_OF_WEIGHTS[product]], LINE);
-                }
-                if (needs_rows(product)) _tile_loadd(3, x + (block * PARTS + PART_OF_ROWS[product]) * TILE, LINE);
-                _tile_dpbf16ps(0, 3, 5);
-                a.split(product, PRODUCTS);
-                _tile_dpbf16ps(1, 3, 6);
-                b.split(product, PRODUCTS);
-                _tile_dpbf16ps(2, 3, 7);
-                c.split(product, PRODUCTS);
-            }
-        }
-        _tile_stored(0, sums, line);
-        _tile_stored(1, sums + OUTPUTS, line);
-        _tile_stored(2, sums + 2 * OUTPUTS, line);
-        memory_barrier();
-    }
-}
-
-// Multiplies 17 to 32 rows (x and then `others`), two panels at a time.
-template <typename Format>
-void multiply_32_rows(const uint8_t* x, const uint8_t* others, const Weights<Format, 2>& weights, float* sums,
-                      int64_t line) {
-    constexpr int PANELS = 2, PRODUCTS = Format::PRODUCTS;
-    alignas(LINE) uint8_t memory[2][PANELS][Format::PARTS][TILE];
-    for (int i = 0; i < PANELS; ++i) weights.splitter(0, i, 0, memory[0][0][0]).split();
-    bool buffer = false;
-    float* other_sums = sums + ROWS * line / static_cast<int64_t>(sizeof(float));
-    for (int64_t panel = 0; panel < weights.panels;
-         panel += PANELS, sums += PANELS * OUTPUTS, other_sums += PANELS * OUTPUTS) {
+    for (int64_t panel = 0; panel < panels; panel += PANELS) {
         _tile_zero(0);
         _tile_zero(1);
         _tile_zero(2);
         _tile_zero(3);
-        for (int64_t block = 0; block < weights.blocks; ++block, buffer = !buffer) {
+        for (int64_t block = 0; block < blocks; ++block, buffer = !buffer) {
             const auto& current = memory[buffer];
-            uint8_t* const next = memory[!buffer][0][0];
-            const auto a = weights.next(panel, 0, block, next), b = weights.next(panel, 1, block, next);
+            std::array<WeightSplitter<Format>, PANELS> next;
+            for (int i = 0; i < PANELS; ++i) next[i] = weights.splitter(panel, i, block + 1, memory[!buffer][0][0]);
 #pragma GCC unroll 6
             for (int product = 0; product < PRODUCTS; ++product) {
-                if (needs_weights(product)) {
-                    _tile_loadd(5, current[0][PART_OF_WEIGHTS[product]], LINE);
-                    _tile_loadd(6, current[1][PART_OF_WEIGHTS[product]], LINE);
+                const auto split = [&](int sum) __attribute__((always_inline)) {
+                    next[sum % PANELS].split(product * ROW_TILES + sum / PANELS, PRODUCTS * ROW_TILES);
+                };
+                const int64_t rows = (block * PARTS + PART_OF_ROWS[product]) * TILE;
+                const int part = PART_OF_WEIGHTS[product];
+                if (needs_rows(product)) _tile_loadd(4, x[0] + rows, LINE);
+                if (ROW_TILES == 1 || needs_weights(product)) {
+                    _tile_loadd(6, current[0][part], LINE);
+                    _tile_loadd(7, current[1][part], LINE);
                 }
-                if (needs_rows(product)) {
-                    const int64_t offset = (block * PARTS + PART_OF_ROWS[product]) * TILE;
-                    _tile_loadd(4, x + offset, LINE);
-                    _tile_loadd(7, others + offset, LINE);
+                _tile_dpbf16ps(0, 4, 6);
+                split(0);
+                _tile_dpbf16ps(1, 4, 7);
+                split(1);
+                if constexpr (ROW_TILES == 1) {
+                    _tile_loadd(6, current[2][part], LINE);
+                    _tile_loadd(7, current[3][part], LINE);
+                    _tile_dpbf16ps(2, 4, 6);
+                    split(2);
+                    _tile_dpbf16ps(3, 4, 7);
+                } else {
+                    if (needs_rows(product)) _tile_loadd(5, x[1] + rows, LINE);
+                    _tile_dpbf16ps(2, 5, 6);
+                    split(2);
+                    _tile_dpbf16ps(3, 5, 7);
                 }
-                _tile_dpbf16ps(0, 4, 5);
-                a.split(2 * product, 2 * PRODUCTS);
-                _tile_dpbf16ps(1, 4, 6);
-                b.split(2 * product, 2 * PRODUCTS);
-                _tile_dpbf16ps(2, 7, 5);
-                a.split(2 * product + 1, 2 * PRODUCTS);
-                _tile_dpbf16ps(3, 7, 6);
-                b.split(2 * product + 1, 2 * PRODUCTS);
+                split(3);
             }
         }
-        _tile_stored(0, sums, line);
-        _tile_stored(1, sums + OUTPUTS, line);
-        _tile_stored(2, other_sums, line);
-        _tile_stored(3, other_sums + OUTPUTS, line);
+        _tile_stored(0, sums[0][0], STRIDE);
+        _tile_stored(1, sums[0][1], STRIDE);
+        _tile_stored(2, others, STRIDE);
+        _tile_stored(3, others + OUTPUTS, STRIDE);
         memory_barrier();
+        put(panel, sums);
     }
 }
 

@@ -29,14 +29,14 @@ void multiply_int8(Int8Operands operands, int32_t* sums) {
     if (ROW_TILES == 2) _tile_zero(3);
     for (int64_t i = 0; i < size; i += INT8_INPUTS) {
         _tile_loadd(4, operands.x + i, size);
-        _tile_loadd(5, operands.first + i * OUTPUTS, LINE);
-        _tile_dpbusd(0, 4, 5);
-        _tile_loadd(6, operands.second + i * OUTPUTS, LINE);
-        _tile_dpbusd(1, 4, 6);
+        _tile_loadd(6, operands.first + i * OUTPUTS, LINE);
+        _tile_dpbusd(0, 4, 6);
+        _tile_loadd(7, operands.second + i * OUTPUTS, LINE);
+        _tile_dpbusd(1, 4, 7);
         if (ROW_TILES == 2) {
-            _tile_loadd(7, operands.x + ROWS * size + i, size);
-            _tile_dpbusd(2, 7, 5);
-            _tile_dpbusd(3, 7, 6);
+            _tile_loadd(5, operands.x + ROWS * size + i, size);
+            _tile_dpbusd(2, 5, 6);
+            _tile_dpbusd(3, 5, 7);
         }
         for (int64_t line = 0; line < operands.lines; ++line, operands.next += LINE) {
             _mm_prefetch(operands.next, _MM_HINT_T0);

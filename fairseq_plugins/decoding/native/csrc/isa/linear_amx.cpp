@@ -29,25 +29,30 @@ public:
     }
 
 private:
-    // Multiplies a few panels at a time, which stay in the cache for all rows.
+    // Multiplies a block of panels, which stay in the second-level cache, by all rows.
     void multiply(const amx::SplitRows& x, int64_t rows, int begin, int end, const Target& target) const {
-        constexpr int ROW_BLOCK_SIZE = 2 * amx::ROWS, OUTPUT_BLOCK = 6 * PANEL;
-        constexpr int64_t STRIDE = OUTPUT_BLOCK * sizeof(float);
+        constexpr int64_t MOST_ROWS = 2 * amx::ROWS, CACHED_BYTES = 1 << 19, LEAST_OUTPUTS = 4 * PANEL;
+        const int64_t cached = CACHED_BYTES / (inputs * sizeof(numbers[0])) / LEAST_OUTPUTS * LEAST_OUTPUTS;
+        const int most = rows <= MOST_ROWS ? end - begin : static_cast<int>(std::max(cached, LEAST_OUTPUTS));
         const amx::TileConfig config(rows);
-        alignas(amx::LINE) float sums[ROW_BLOCK_SIZE * OUTPUT_BLOCK];
-        for (int from = begin; from < end; from += OUTPUT_BLOCK) {
-            const int count = std::min(OUTPUT_BLOCK, end - from), panels = (count + PANEL - 1) / PANEL;
+        for (int from = begin; from < end; from += most) {
+            const int count = std::min(most, end - from);
             const auto* weight = numbers.data() + static_cast<int64_t>(from) * inputs;
-            for (int64_t row = 0; row < rows; row += ROW_BLOCK_SIZE) {
-                const int64_t block = std::min<int64_t>(rows - row, ROW_BLOCK_SIZE), group = row / amx::ROWS;
+            for (int64_t row = 0; row < rows; row += MOST_ROWS) {
+                const int64_t block = std::min(rows - row, MOST_ROWS), group = row / amx::ROWS;
+                const auto put = [&](int64_t panel, auto& sums) {
+                    constexpr int COLUMNS = sizeof(sums[0]) / sizeof(float);
+                    const int column = static_cast<int>(panel) * PANEL, columns = std::min(COLUMNS, count - column);
+                    for (int64_t r = 0; r < block; ++r) {
+                        scale_and_store(sums[r][0], columns, bias_at(from + column),
+                                        target.at(row + r, from + column - begin));
+                    }
+                };
+                const int64_t panels = (count + PANEL - 1) / PANEL;
                 if (block <= amx::ROWS) {
-                    amx::multiply_16_rows<Format>(x.group(group), {weight, panels, blocks}, sums, STRIDE);
+                    amx::multiply_tiles<Format, 1>({x.group(group)}, weight, panels, blocks, put);
                 } else {
-                    amx::multiply_32_rows<Format>(x.group(group), x.group(group + 1), {weight, panels, blocks}, sums,
-                                                  STRIDE);
-                }
-                for (int64_t r = 0; r < block; ++r) {
-                    scale_and_store(sums + r * OUTPUT_BLOCK, count, bias_at(from), target.at(row + r, from - begin));
+                    amx::multiply_tiles<Format, 2>({x.group(group), x.group(group + 1)}, weight, panels, blocks, put);
                 }
             }
         }
