@@ -194,8 +194,8 @@ class Service:
             self._forget(job)
             if self._is_closed:  # meanwhile
                 raise ServiceClosed("the service is closed") from error
-            if engine.is_closed:  # its batch has failed meanwhile
-                return False
+            if engine.is_closed:  # its batch has failed meanwhile, and may have ended the job
+                return job.future.done()
             raise
         job.future.add_done_callback(lambda future: self._ended(job, engine, future))
         return True

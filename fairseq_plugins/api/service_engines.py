@@ -118,6 +118,7 @@ class ContinuousEngine:
         sampling = Sampling(topk, topp, drawing["temperature"])
         beam = 1 if job.search.samples else job.search.beam
         job.numbers = [next(self._numbers) for _ in job.sample["net_input"]["src_tokens"]]
+        job.decoded = {}  # a batch that failed may have ended some of its samples
         self._jobs.update(dict.fromkeys(job.numbers, job))
         try:
             self._backend.admit(job.numbers, job.sample, limits, beam, job.on_step is not None, sampling)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fairseq_plugins.api import Model, Service, ServiceClosed, ServiceFull, Step, service_engines
+from fairseq_plugins.decoding.decoded import Decoded
 from tests.api.released import loaded
 from tests.errors import refused
 
@@ -275,6 +276,38 @@ def test_a_sentence_whose_batch_fails_before_it_joins_has_the_next_one(model: Mo
             patch.setattr(failed._backend, "admit", late)
             assert service.submit(TEXTS[0]).result(30).text == model.translate(TEXTS[0])
         assert service._engines[0] is not failed and service.sentences == 0
+
+
+@pytest.mark.parametrize("ended", [0, 1])
+def test_a_batch_that_fails_while_samples_join(ended: int, model: Model) -> None:
+    """It has ended the sentence, or samples of it, which the next batch draws again."""
+    drawn = {"sampling": True, "num_hypotheses": 2}
+    with model.service() as service:
+        failed = service._engines[0]
+        assert isinstance(failed, service_engines.ContinuousEngine)
+        admit = failed._backend.admit
+
+        def late(numbers: list[int], *arguments: Any) -> None:
+            job = failed._jobs[numbers[0]]
+            if ended:
+                job.decoded = dict.fromkeys(numbers, Decoded([], []))
+            else:
+                job.end(MemoryError("std::bad_alloc"))
+            failed.is_closed = True
+            failed._backend.generator.close()
+            admit(numbers, *arguments)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(failed._backend, "admit", late)
+            future = service.submit(TEXTS[0], **drawn)
+        if ended:
+            (wanted,) = model.translate_batch([model.tokenize(TEXTS[0])], **drawn)
+            assert future.result(30).text == wanted.text
+        else:
+            with pytest.raises(MemoryError, match="std::bad_alloc"):
+                future.result(30)
+            assert service._engines[0] is failed, "another batch is made for nothing"
+        assert service.sentences == 0
 
 
 def test_a_sentence_that_was_refused_leaves_nothing_behind(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
