@@ -128,12 +128,14 @@ class ServedModel:
 
     def has(self, way: Way) -> bool:
         """Whether a service is there already: otherwise `service` takes a second."""
-        return way in self._services and not self._services[way].has_failed
+        service = self._services.get(way)  # once: `close` clears them in another thread
+        return service is not None and not service.has_failed
 
     def service(self, way: Way) -> Service:
         """Return the service that decodes in this way; make it at first, and renew one that has failed."""
-        if self.has(way):  # without the lock, which is held while another one is made
-            return self._services[way]
+        service = self._services.get(way)
+        if service is not None and not service.has_failed:  # without the lock, held while another one is made
+            return service
         with self._lock:
             if self._is_closed:
                 raise RequestError(503, "the server is shutting down", retry_after=5)

@@ -381,6 +381,19 @@ def test_a_request_that_does_not_come_whole_ends_with_the_server(
     assert "POST /v1/translate 503" in caplog.text and "Traceback" not in caplog.text
 
 
+def test_a_server_that_ends_while_a_service_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = ServedModel(str(FOLDER), threads=1)
+    own.load()
+
+    def ends(self: service.Service) -> bool:
+        own.close()
+        return False
+
+    monkeypatch.setattr(service.Service, "has_failed", property(ends))
+    with pytest.raises(service.ServiceClosed):
+        own.service("default").submit(SECRET)
+
+
 def test_a_second_interrupt_drops_what_runs() -> None:
     own = ServedModel(str(FOLDER), threads=1)
     with serving([own], Settings(), grace=1000) as client:
