@@ -83,7 +83,7 @@ def check_beam_groups(args: Any) -> None:
 
 
 def next_multiple(beam: int, groups: int) -> int:
-    """Return the smallest beam from this one on that so many groups divide; 0 and below: no groups."""
+    """Return the smallest beam of at least `beam` that `groups` divide; without groups (0 or less), `beam`."""
     return beam + -beam % groups if groups > 0 else beam
 
 

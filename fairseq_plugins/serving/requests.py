@@ -94,7 +94,7 @@ class Accounting:
                 await self.app(handled, limited_receive, watched_send)
             except* BrokenResourceError:  # of a stream of fastapi (its discussion 15725)
                 account.outcome = "client left"
-        except asyncio.CancelledError:  # uvicorn's, of what has not come or gone whole when its time to shut down ends
+        except asyncio.CancelledError:  # by uvicorn, which ends incomplete requests when its time to shut down is over
             account.outcome = "cut off"
             if not status:
                 await self.answer(Request(scope), ServiceClosed())(scope, receive, watched_send)

@@ -16,8 +16,8 @@ from fairseq_plugins.decoding.weights import Linear, QuantizedLinear, is_small
 
 # Large weights have a packed copy only if it takes at most this share of the memory that is available.
 _COPY_SHARE = 1 / 4
-# Narrow layers stay in the cache: there, a single row takes AMX tiles twice the time of vectors. From memory it takes
-# tiles 1.15 times that time, in fp32; sixteen rows take vectors 1.2 times that of tiles.
+# Narrow layers stay in the cache: there, a single row takes AMX tiles twice the time of vectors. From memory, in
+# fp32, tiles take 1.15 times the time of vectors for one row, and vectors 1.2 times that of tiles for sixteen.
 NARROW = 511
 # AMX tiles need a number of inputs that is a multiple of 32. Those of float16 multiply weights by 1024, which must not
 # overflow (csrc/isa/amx_tiles.h).
