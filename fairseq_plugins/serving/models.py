@@ -128,13 +128,15 @@ class ServedModel:
 
     def has(self, way: Way) -> bool:
         """Whether a service is there already: otherwise `service` takes a second."""
+        return self._working(way) is not None
+
+    def _working(self, way: Way) -> Service | None:
         service = self._services.get(way)  # once: `close` clears them in another thread
-        return service is not None and not service.has_failed
+        return None if service is None or service.has_failed else service
 
     def service(self, way: Way) -> Service:
         """Return the service that decodes in this way; make it at first, and renew one that has failed."""
-        service = self._services.get(way)
-        if service is not None and not service.has_failed:  # without the lock, held while another one is made
+        if service := self._working(way):  # without the lock, held while another one is made
             return service
         with self._lock:
             if self._is_closed:
