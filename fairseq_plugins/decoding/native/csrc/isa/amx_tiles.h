@@ -222,9 +222,9 @@ void multiply_tiles(const std::array<const uint8_t*, ROW_TILES>& x, const typena
                 const auto split = [&](int sum) __attribute__((always_inline)) {
                     next[sum % PANELS].split(product * ROW_TILES + sum / PANELS, PRODUCTS * ROW_TILES);
                 };
-                const int64_t rows = (block * PARTS + PART_OF_ROWS[product]) * TILE;
+                const int64_t offset = (block * PARTS + PART_OF_ROWS[product]) * TILE;
                 const int part = PART_OF_WEIGHTS[product];
-                if (needs_rows(product)) _tile_loadd(4, x[0] + rows, LINE);
+                if (needs_rows(product)) _tile_loadd(4, x[0] + offset, LINE);
                 if (ROW_TILES == 1 || needs_weights(product)) {
                     _tile_loadd(6, current[0][part], LINE);
                     _tile_loadd(7, current[1][part], LINE);
@@ -240,7 +240,7 @@ void multiply_tiles(const std::array<const uint8_t*, ROW_TILES>& x, const typena
                     split(2);
                     _tile_dpbf16ps(3, 4, 7);
                 } else {
-                    if (needs_rows(product)) _tile_loadd(5, x[1] + rows, LINE);
+                    if (needs_rows(product)) _tile_loadd(5, x[1] + offset, LINE);
                     _tile_dpbf16ps(2, 5, 6);
                     split(2);
                     _tile_dpbf16ps(3, 5, 7);
