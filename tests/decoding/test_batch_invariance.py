@@ -113,6 +113,18 @@ def test_ensembles_and_many_rows(engine: str) -> None:
         assert bits(together) == alone(verifiers, task, sample, make, max_len_b=30)
 
 
+@pytest.mark.parametrize("decoder", ["greedy", "iad", "jacobi"])
+def test_layers_that_fill_tiles(engine: str, decoder: str) -> None:
+    """AMX tiles take 32 inputs, and the other models here have 16."""
+    make, dtype = ENGINES[engine]
+    task = make_task(50)
+    widths = dict.fromkeys(("encoder_embed_dim", "decoder_embed_dim"), 32)
+    model = make_transformer(task, 1, decoder_layers=1, **widths).to(dtype)
+    sample = make_sample(task, [3, 30, 7, 0, 12], 1)
+    together, _ = decode([model], task, sample, Options(decoder), engine=make(), max_len_b=30)
+    assert bits(together) == alone([model], task, sample, make, max_len_b=30)
+
+
 @pytest.mark.parametrize("identity", [True, False])
 def test_blockwise_heads(engine: str, identity: bool) -> None:
     """Compared with `greedy`, which without an identity first head runs in PyTorch: then one sentence at a time."""

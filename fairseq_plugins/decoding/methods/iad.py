@@ -1,7 +1,5 @@
 """Input-guided aggressive decoding: the draft is the rest of the source, for tasks that rewrite their input."""
 
-from dataclasses import replace
-
 from fairseq_plugins.decoding.method import KernelMethod, Method, MethodContext, MethodSpec, draft_and_verify
 from fairseq_plugins.decoding.reference.drafters.copying import MAX_MATCH, CopyDrafter, source_texts
 from fairseq_plugins.decoding.trained_drafter import (
@@ -27,8 +25,7 @@ def _build(context: MethodContext, options: FallbackOptions) -> Method:
 
 
 def _build_kernels(context: MethodContext, options: FallbackOptions) -> KernelMethod:
-    # Where text stays as it is, a whole sentence is verified at once.
-    weights = replace(context.kernel_weights, many_rows=True)
+    weights = context.kernel_weights
     drafter = weights.module.CopyDrafter(weights.module.Lookup.UNIQUE, MAX_MATCH)
     policy = None if options.fixed_width else weights.module.Policy(_MAX_WIDTH)
     return KernelMethod(weights, kernel_with_fallback(drafter, context, options), policy=policy)

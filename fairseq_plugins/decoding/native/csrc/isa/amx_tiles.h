@@ -39,7 +39,7 @@ inline bool needs_weights(int product) {
 
 // Weights in float16, [outputs / 16][inputs / 2][16][2], times 1024, so that they and their parts are normal numbers. A
 // float16 number without its last three bits, shifted right by three, is a bfloat16 number whose exponent is too small
-// by 112. Rows are scaled up to avoid underflow; results are scaled back by all three factors.
+// by 112. Rows are scaled up, so that products become zero only below 2^-84; results are scaled back by all three.
 struct Float16 {
     using Number = uint16_t;
     static constexpr int PARTS = 2, PRODUCTS = 5, GROUP = 2;
