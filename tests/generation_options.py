@@ -28,7 +28,7 @@ class Entry:
 _SAMPLES = "samples of the same distribution: [sampling](sampling.md)"
 _SPEECH = "for speech-to-speech tasks"
 _REFINEMENT = "for iterative refinement; its tasks are refused"
-_UNPRINTABLE = "for iterative refinement; fairseq-generate fails"
+_REFINED = "for iterative refinement, with its own tasks"
 
 OPTIONS: dict[str, Entry] = {
     "beam": Entry(3, "ignored: beam 1", SAME),
@@ -60,7 +60,7 @@ OPTIONS: dict[str, Entry] = {
     "diverse_beam_strength": Entry(3.0, REFUSED, SAME, {"diverse_beam_groups": 3}),
     "diversity_rate": Entry(0.7, REFUSED),
     "print_alignment": Entry("hard"),
-    "print_step": Entry(True, NOTHING, NOTHING, note=_UNPRINTABLE),
+    "print_step": Entry(True, REFUSED, REFUSED, note=_REFINED),
     "lm_path": Entry("lm", REFUSED),
     "lm_weight": Entry(0.8, REFUSED, SAME, {"lm_path": "lm"}),
     "iter_decode_eos_penalty": Entry(1.0, NOTHING, NOTHING, note=_REFINEMENT),
@@ -68,7 +68,7 @@ OPTIONS: dict[str, Entry] = {
     "iter_decode_force_max_iter": Entry(True, NOTHING, NOTHING, note=_REFINEMENT),
     "iter_decode_with_beam": Entry(2, NOTHING, NOTHING, note=_REFINEMENT),
     "iter_decode_with_external_reranker": Entry(True, NOTHING, NOTHING, note=_REFINEMENT),
-    "retain_iter_history": Entry(True, NOTHING, NOTHING, note=_UNPRINTABLE),
+    "retain_iter_history": Entry(True, REFUSED, REFUSED, note=_REFINED),
     "retain_dropout": Entry(True, REFUSED, REFUSED),
     "retain_dropout_modules": Entry(["x"], REFUSED, REFUSED, {"retain_dropout": True}),
     "decoding_format": Entry("ensemble", NOTHING, NOTHING, note=_REFINEMENT),

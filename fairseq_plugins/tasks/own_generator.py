@@ -6,6 +6,7 @@ from typing import Any
 from fairseq.search import BeamSearch
 from fairseq.search import Sampling as FairseqSampling
 from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
+from fairseq.sequence_scorer import SequenceScorer
 
 from fairseq_plugins.decoding.backends import Backend
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
@@ -13,13 +14,23 @@ from fairseq_plugins.decoding.method import MethodContext, MethodSpec
 from fairseq_plugins.decoding.recording.stats import DecodingStats
 from fairseq_plugins.decoding.reference.sampling import Sampling
 from fairseq_plugins.decoding.reference.search.strategy import OPTIONS, SearchStrategy
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, flag
 
 # Settings that have the same name as an argument.
 _TAKEN_OVER = (
     *("max_len_a", "max_len_b", "max_len", "min_len", "normalize_scores", "len_penalty", "unk_penalty", "temperature"),
     *("eos", "symbols_to_strip_from_output", "match_source_len", "lm_model", "lm_weight"),
 )
+
+
+def refuse_refinement_options(own: Any, args: Any) -> None:
+    """Raise ConfigurationError for options that print what this generator's hypotheses do not have.
+
+    fairseq-generate reads it only after it has decoded the first batch.
+    """
+    for name in ("print_step", "retain_iter_history"):
+        if getattr(args, name, False) and isinstance(own, (SequenceGenerator, SequenceScorer)):
+            raise ConfigurationError(flag(name), None, "is for models that refine their outputs", "leave it out")
 
 
 def check_own(own: Any, task: Any, spec: MethodSpec, samples: bool) -> None:

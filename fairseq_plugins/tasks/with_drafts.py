@@ -17,6 +17,7 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.files import destination
 from fairseq_plugins.shared.parsing import arguments_of_fairseqs_tool
 from fairseq_plugins.tasks.decoding import Decoding
+from fairseq_plugins.tasks.own_generator import refuse_refinement_options
 
 
 class DecodesWithDrafts(FairseqTask):
@@ -73,9 +74,11 @@ class DecodesWithDrafts(FairseqTask):
         self.text_tools = (self.text_tools[0], super().build_bpe(args))
         return self.text_tools[1]
 
-    def own_generator(self, *args: Any, **kwargs: Any) -> Any:
-        """Build the task's own generator."""
-        return super().build_generator(*args, **kwargs)
+    def own_generator(self, models: Sequence[nn.Module], args: Any, *more: Any, **named: Any) -> Any:
+        """Build the task's own generator; raise ConfigurationError for `args` that it does not serve."""
+        own = super().build_generator(models, args, *more, **named)
+        refuse_refinement_options(own, args)
+        return own
 
 
 def check_options(cfg: Any) -> None:

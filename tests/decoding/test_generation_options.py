@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from fairseq.dataclass.configs import GenerationConfig
+from fairseq.iterative_refinement_generator import IterativeRefinementGenerator
 from fairseq.sequence_scorer import SequenceScorer
 from fairseq.token_generation_constraints import pack_constraints
 
+from fairseq_plugins.tasks.own_generator import refuse_refinement_options
 from tests.errors import refused
 from tests.generation_options import NOTHING, OPTIONS, PRINTING, REFUSED, SAME, Entry
 from tests.language_model import make_language_model
@@ -79,3 +81,17 @@ def test_option_does_what_the_table_says(name: str, decoder: str, beam: int) -> 
         theirs = decoded("beam", name, entry, beam)
         assert decoded(decoder, name, entry, beam) == theirs
         assert (theirs == decoded("beam", None, None, beam)) == (does != SAME)
+
+
+@pytest.mark.parametrize("more", [{}, {"score_reference": True}])
+@pytest.mark.parametrize("decoder", ["beam", "greedy", "fast-beam"])
+@pytest.mark.parametrize("name", ["print_step", "retain_iter_history"])
+def test_options_of_refinement_are_refused_before_a_generator_decodes(
+    name: str, decoder: str, more: dict[str, bool]
+) -> None:
+    """fairseq-generate would fail after the first batch; models that refine their outputs have what it prints."""
+    _TASK.cfg.decoding_method = decoder
+    args = Namespace(**{name: True}, **more)
+    with refused(f"--{name.replace('_', '-')}"):
+        _TASK.build_generator(_MODELS, args)
+    refuse_refinement_options(IterativeRefinementGenerator(_TASK.target_dictionary), args)
