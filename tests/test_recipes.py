@@ -295,6 +295,7 @@ def test_the_batch_of_the_paper_is_kept(checkout: Path) -> None:
         ("gec", [], {"DATA": "text", "BLOCKWISE_HEADS": "4"}, "BLOCKWISE_HEADS=4: this recipe has no options"),
         ("cnn_dm", [], {"DATA": "text", "BART": "text"}, "TEACHER is missing"),
         ("back_translation", [], {"DATA": "text"}, "MONO is missing; give a file of text in de"),
+        ("multi30k", [], {"DATA": "text", "MONO": "nofile"}, "MONO=nofile: not a readable file; give plain text"),
         ("wmt14", [], {"MONO": "mono", "TEACHER": "x.pt"}, "MONO=mono: trains the teacher, and TEACHER=x.pt"),
     ],
 )

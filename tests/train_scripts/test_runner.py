@@ -21,6 +21,7 @@ import pytest
 
 from tests.command_server import REPOSITORY
 from tests.test_recipes import run as recipe
+from train_scripts.runner.back_translation import check_mono
 from train_scripts.runner.measuring import advice, recommended
 from train_scripts.runner.recipe import Recipe, later_work
 from train_scripts.runner.settings import Settings, batch, read_settings, trainer
@@ -387,6 +388,18 @@ def test_text_that_fairseq_cannot_train_on_is_refused(clone: Path, tmp_path: Pat
         f"error: {tmp_path}/text: 7 training pairs are left, and fairseq needs at least 8; "
         "give more text, or leave out MAX_LENGTH=0 and MAX_RATIO=1.5\n"
     )
+
+
+def test_mono_is_checked_unless_a_stage_writes_or_has_read_it(tmp_path: Path) -> None:
+    """back_translation.sh without DATA writes it with the text; a run that goes on has binarised it."""
+    recipe: Any = SimpleNamespace(data=tmp_path, raw=tmp_path / "raw", wanted={"text", "mono"})
+    recipe.settings = SimpleNamespace(MONO=str(tmp_path / "raw/mono.de"))
+    check_mono(recipe)
+    recipe.raw.mkdir()
+    with pytest.raises(RecipeError, match="MONO=.*/raw/mono.de: not a readable file"):
+        check_mono(recipe)
+    (tmp_path / "mono").mkdir()
+    check_mono(recipe)
 
 
 def test_an_origin_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

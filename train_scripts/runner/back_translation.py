@@ -11,11 +11,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from train_scripts.runner.settings import batch
-from train_scripts.runner.stages import finish_writing, is_dry_run, run, write_anew
+from train_scripts.runner.stages import RecipeError, finish_writing, is_dry_run, run, write_anew
 from train_scripts.runner.text import TOOL, apply_subwords, count_lines, tokenise
 
 if TYPE_CHECKING:
     from train_scripts.runner.recipe import Recipe
+
+
+def check_mono(recipe: "Recipe") -> None:
+    """Raise RecipeError for a MONO that is no text, before anything is trained; the text stage may yet write it."""
+    mono = Path(recipe.settings.MONO)
+    is_written_later = mono.parent == recipe.raw and not recipe.raw.exists()
+    if "mono" not in recipe.wanted or (recipe.data / "mono").exists() or is_written_later or is_dry_run():
+        return
+    try:
+        count_lines(mono)
+    except RecipeError as error:
+        raise RecipeError(f"MONO={error}") from None
 
 
 def back_translate(recipe: "Recipe", dictionary: Path) -> Path:
@@ -24,9 +36,6 @@ def back_translate(recipe: "Recipe", dictionary: Path) -> Path:
     Args:
         recipe: with the setting MONO.
         dictionary: file that says that the parallel text is binarised.
-
-    Raises:
-        RecipeError: for a MONO that is no text.
     """
     s, data = recipe.settings, recipe.data
     mono, pairs, both = data / "mono", data / "back-translated", data / "with-mono"
@@ -52,8 +61,6 @@ def back_translate(recipe: "Recipe", dictionary: Path) -> Path:
 def _binarise(recipe: "Recipe", mono: Path) -> None:
     """Binarise MONO as the source side of the reverse model, with the subwords and dictionaries of the recipe."""
     s, part = recipe.settings, Path(f"{mono}.partial")
-    if not is_dry_run():
-        count_lines(Path(s.MONO))
     clean, cut = (part / f"text/{name}.{s.tgt}" for name in ("mono", "train"))
     write_anew(part)
     run(f"mkdir -p {part}/text {part}/tokens")

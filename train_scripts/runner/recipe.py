@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from train_scripts.runner.back_translation import back_translate
+from train_scripts.runner.back_translation import back_translate, check_mono
 from train_scripts.runner.measuring import measure
 from train_scripts.runner.settings import Settings, batch, trainer
 from train_scripts.runner.stages import RecipeError, is_dry_run, is_older, lock, minutes, run, say, stage
@@ -79,6 +79,8 @@ class Recipe:
             self.check_second_round()
         if s.MONO and s.TEACHER:
             raise RecipeError(f"MONO={s.MONO}: trains the teacher, and TEACHER={s.TEACHER} is trained; leave one out")
+        if s.MONO:
+            check_mono(self)
         if not s.FROM and s.DATA and "text" in self.wanted and (is_dry_run() or not self.raw.exists()):
             self.sets = find_sets(s)
         if not is_dry_run():
