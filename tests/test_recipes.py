@@ -310,7 +310,7 @@ def test_numbers_that_fairseq_takes_are_taken(checkout: Path) -> None:
     """Without an interval it saves at the end of each epoch."""
     taken = {"SAVE_INTERVAL_UPDATES": "0", "VERIFIER_MINUTES": "0.5", "AVERAGE": "0", "HOLD_OUT": "", "GPUS": "0"}
     taken |= {"VERIFIER_LR": "1.e-3", "DRAFTER_DROPOUT": ".1", "TAUS": "0,1.5", "TEACHER": str(checkout / "x.pt")}
-    taken |= {"SHAPE": "base", "KEEP_RAW": "0", "DISTIL_RATIO": "0"}
+    taken |= {"SHAPE": "base", "KEEP_RAW": "0", "DISTIL_RATIO": "0", "REQUEUE": "yes"}
     result = run(checkout, "multi30k", "--dry-run", **taken)
     assert "--save-interval-updates 0 " in result.stdout and "--stop-time-hours 0.00833333 " in result.stdout
     assert "spec-dec-distill merge " in result.stdout and "--lr 1.e-3 " in result.stdout, result.stderr

@@ -60,7 +60,7 @@ check "give a number from 1, or 0 for no limit" "0|$count(\.[0-9]+)?" {MAX,DISTI
 check "give a number from 1" "$count(\.[0-9]+)?" BACK_RATIO
 check "give numbers above 0 with commas" "$count(,$count)*" BLOCK_SIZES TOP_BETAS BATCH_SIZES
 check "give numbers with commas" "$decimal(,$decimal)*" TAUS BART_LAYERS
-check "give 1 or 0" "[01]" FP16 TENSORBOARD KEEP_RAW REQUEUE
+check "give 1 or 0" "[01]" FP16 TENSORBOARD KEEP_RAW
 choose "tokens|features" DRAFTER
 choose "teacher|verifier" DRAFTER_DATA
 choose "unigram|bpe|moses|gpt2" SUBWORDS
