@@ -51,6 +51,8 @@ def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, la
     partial = Path(f"{folder}.partial")
     command += f" --save-dir {partial} --no-epoch-checkpoints --keep-interval-updates {keep or 1}"
     command += f" --stop-time-hours {limit / 60:g} --log-format json"
+    # By default fairseq keeps the batches of the first epoch, and a resumed training would have those of another.
+    command += " --update-epoch-batch-itr True"
     command += f" --log-interval {os.environ.get('LOG_INTERVAL') or 100}"
     if is_dry_run():
         return run(command)
