@@ -24,7 +24,7 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.process.output import counted, ignore_hydras_warnings, say
 from fairseq_plugins.shared.checksums import forget_sum
 from fairseq_plugins.shared.cli import CommandParser, positive, run_command
-from fairseq_plugins.shared.files import check_file, check_no_input, nearest_checkpoint, write_atomically
+from fairseq_plugins.shared.files import check_no_input, destination, nearest_checkpoint, write_atomically
 
 _BY_UPDATE, _BY_EPOCH = re.compile(r"checkpoint_\d+_(\d+)\.pt"), re.compile(r"checkpoint(\d+)\.pt")
 
@@ -137,7 +137,7 @@ def get_parser() -> CommandParser:
 def run(argv: Sequence[str]) -> None:
     """Parse the arguments, average and write."""
     args = get_parser().parse_args(argv)
-    check_file(args.output, "--output")
+    destination(args.output, "--output")
     inputs = [Path(name) for name in args.inputs]
     if len(inputs) == 1 and inputs[0].is_dir():
         inputs = last_checkpoints(inputs[0], args.last or 10)

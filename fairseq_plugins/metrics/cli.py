@@ -24,7 +24,7 @@ from fairseq_plugins.metrics.sample import Sample, Score, Sentences
 from fairseq_plugins.metrics.texts import Text, aligned, read_text
 from fairseq_plugins.process.output import counted
 from fairseq_plugins.shared.cli import CommandParser, run_command
-from fairseq_plugins.shared.files import check_file, write_atomically
+from fairseq_plugins.shared.files import destination, write_atomically
 
 
 def load(args: argparse.Namespace) -> Sample:
@@ -190,7 +190,7 @@ def run(argv: Sequence[str]) -> None:
     args = get_parser().parse_args(argv)
     names = choose(args.metrics)
     if args.json is not None:
-        check_file(args.json, "--json")
+        destination(args.json, "--json")
     sample = load(args)
     scores, left_out = compute(names, sample)
     differs = difference(sample) if sample.baseline is not None else None

@@ -15,11 +15,12 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages.trace_page import page
 from fairseq_plugins.process.output import say
 from fairseq_plugins.shared.cli import CommandParser, run_command
-from fairseq_plugins.shared.files import check_no_input, write_atomically
+from fairseq_plugins.shared.files import check_no_input, destination, write_atomically
 
 
 def write_page(args: argparse.Namespace) -> None:
     """Write the page, with as many sentences as a browser can show."""
+    destination(args.html, "--html")
     check_no_input(args.html, "--html", [args.trace])
     trace, sentences = stream_trace(args.trace)
     if args.sentence:

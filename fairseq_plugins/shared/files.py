@@ -62,34 +62,29 @@ def destination(path: str | Path, option: str) -> Destination:
             if not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             return Destination(Path(path), True)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as error:
         raise unwritable(path, option, error) from error
-    code = errno.EACCES
-    if not target.parent.is_dir():
-        code = errno.ENOTDIR if target.parent.exists() else errno.ENOENT
-    elif os.access(target.parent, os.W_OK | os.X_OK):
+    is_there = _nearest_folder(target.parent, path, option) == target.parent
+    if is_there and os.access(target.parent, os.W_OK | os.X_OK):
         return Destination(target, False)
+    code = errno.EACCES if is_there else errno.ENOENT
     raise unwritable(path, option, OSError(code, os.strerror(code)))
 
 
 def check_folder(path: str | Path, option: str) -> None:
     """Raise ConfigurationError if a folder cannot be made or written, before the work for it begins; make nothing."""
-    absolute = Path(path).absolute()
-    existing = next(folder for folder in (absolute, *absolute.parents) if folder.exists())
-    if not existing.is_dir():
-        raise ConfigurationError(option, path, f"{existing.name} is a file", "give a folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
+    if not os.access(_nearest_folder(Path(path).absolute(), path, option), os.W_OK | os.X_OK):
         raise unwritable(path, option, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
 
 
-def check_file(path: str | Path, option: str) -> None:
-    """Raise ConfigurationError if `write_atomically` cannot write a file, before the work for it begins."""
-    if os.path.lexists(path) or str(path) == "-":
-        destination(path, option)
-    else:
-        check_folder(path, option)
+def _nearest_folder(folder: Path, path: str | Path, option: str) -> Path:
+    """Return a folder or the nearest above it that exists; raise ConfigurationError about `path` if it is a file."""
+    existing = next(each for each in (folder, *folder.parents) if each.exists())
+    if not existing.is_dir():
+        raise ConfigurationError(option, path, f"{existing.name} is a file", "give a folder")
+    return existing
 
 
 def check_no_input(path: str | Path, option: str, inputs: Iterable[str | Path]) -> None:

@@ -37,7 +37,8 @@ def embedded(html: str, name: str) -> list[Any]:
         (["{folder}/cut"], "cut, line 3: is truncated"),
         (["{folder}/cut", "--sentence", "0"], "cut, line 3: is truncated"),
         (["{folder}/t", "--sentence", "99"], "--sentence 99: is not in {folder}/t, which has 3 sentences, from 0 to 2"),
-        (["{folder}/t", "--html", "{folder}/t/p.html"], "--html {folder}/t/p.html: cannot be written"),
+        (["{folder}/t", "--html", "{folder}/t/p.html"], "--html {folder}/t/p.html: t is a file; give a folder"),
+        (["{folder}/t", "--html", "{folder}/new/p.html"], "--html {folder}/new/p.html: cannot be written"),
         (["{folder}/t", "--html", "{folder}/./t"], "--html {folder}/./t: is an input of this command"),
     ],
 )
@@ -55,6 +56,7 @@ def test_one_line_errors(tmp_path: Path, capsys: pytest.CaptureFixture, argv: li
 
 def test_page_holds_everything(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     target = tmp_path / "new" / "page.html"
+    target.parent.mkdir()
     status, out, err = run(capsys, random_trace(tmp_path / "t", 30), "--html", str(target))
     assert (status, out) == (0, "") and str(target) in err  # --html /dev/stdout is the page alone
     html = target.read_text(encoding="utf-8")
