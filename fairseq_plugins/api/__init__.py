@@ -5,7 +5,7 @@ from fairseq_plugins.api.memory import Memory
 from fairseq_plugins.api.model import Model
 from fairseq_plugins.api.options import CallOptions, LoadOptions, WrapOptions
 from fairseq_plugins.api.results import CallStatistics, Step, Translation
-from fairseq_plugins.api.service import Service, ServiceClosed, ServiceFull
+from fairseq_plugins.api.service import Service, ServiceClosed, ServiceFailed, ServiceFull
 from fairseq_plugins.api.wrapping import wrap
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Model",
     "Service",
     "ServiceClosed",
+    "ServiceFailed",
     "ServiceFull",
     "Step",
     "Translation",

@@ -32,6 +32,10 @@ class ServiceClosed(RuntimeError):
     """A service takes no more sentences, or has dropped this one."""
 
 
+class ServiceFailed(RuntimeError):
+    """The running batch of a service has failed: call `Service.renew`, and submit again."""
+
+
 class Service:
     """Translates sentences of many threads in one running batch; made by `Model.service`.
 
@@ -118,6 +122,7 @@ class Service:
         on_step: OnStep | None = None,
         number: int = 0,
         return_scores: bool = True,
+        renews: bool = True,
         **options: Unpack[CallOptions],
     ) -> "Future[Translation]":
         """Begin to translate a sentence; return at once.
@@ -129,6 +134,7 @@ class Service:
                 keep several hypotheses.
             number: of the sentence, by which samples differ.
             return_scores: as for `Model.translate_batch`.
+            renews: whether to call `renew`, which takes up to seconds, where the last batch has failed.
             options: see `CallOptions`; `batch_size` has no meaning here.
 
         Returns:
@@ -137,10 +143,13 @@ class Service:
         Raises:
             ServiceFull: if `max_sentences` have not ended.
             ServiceClosed: after `close`, and in a forked child, which has none of the threads that decode.
+            ServiceFailed: if the last batch has failed, with `renews=False`.
             ConfigurationError: as for `Model.translate`; for a beam, or a number of samples, above `max_beam`.
         """
         job = self._job(text, drafts, constraints, on_step, number, return_scores, options)
         while not self._begin(job):
+            if not renews:
+                raise ServiceFailed("the running batch has failed; call renew, and submit again")
             self.renew()
         return job.future
 

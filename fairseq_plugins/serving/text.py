@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from fairseq_plugins.api import Service, ServiceFull, Step, Translation
+from fairseq_plugins.api import Service, ServiceFailed, ServiceFull, Step, Translation
 from fairseq_plugins.data.sentences import join_text, split_text
 from fairseq_plugins.serving.errors import RequestError
 from fairseq_plugins.serving.models import ServedModel, Way
@@ -147,13 +148,22 @@ class TextJob:
                 drafts = self._drafts(number) if way == "drafts" else []
                 # Of a request with drafts, sentences without any have the model's own drafter.
                 of_sentence: Way = way if drafts or way != "drafts" else "default"
-                service = await self._service(of_sentence)
                 streamed = None if on_step is None else partial(on_step, number)
-                given = (drafts or None, self.constraints or None, streamed, number, self.return_scores)
-                job = service._job(sentence, *given, self.options)
-                while not service._begin(job):  # `submit` would make another batch on the event loop
+                future = None
+                while future is None:
                     service = await self._service(of_sentence)
-                futures.append(job.future)
+                    with suppress(ServiceFailed):
+                        future = service.submit(
+                            sentence,
+                            drafts=drafts or None,
+                            constraints=self.constraints or None,
+                            on_step=streamed,
+                            number=number,
+                            return_scores=self.return_scores,
+                            renews=False,  # not on the event loop
+                            **self.options,
+                        )
+                futures.append(future)
                 model.unsubmitted -= 1
         except BaseException:
             for future in futures:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fairseq_plugins.api import Model, Service, ServiceClosed, ServiceFull, Step, service_engines
+from fairseq_plugins.api import Model, Service, ServiceClosed, ServiceFailed, ServiceFull, Step, service_engines
 from fairseq_plugins.decoding.decoded import Decoded
 from tests.api.released import loaded
 from tests.errors import refused
@@ -276,6 +276,17 @@ def test_a_sentence_whose_batch_fails_before_it_joins_has_the_next_one(model: Mo
             patch.setattr(failed._backend, "admit", late)
             assert service.submit(TEXTS[0]).result(30).text == model.translate(TEXTS[0])
         assert service._engines[0] is not failed and service.sentences == 0
+
+
+def test_a_caller_may_renew_a_failed_batch_elsewhere(model: Model) -> None:
+    """An event loop has no seconds for it."""
+    with model.service() as service:
+        service._engines[0].close()
+        with pytest.raises(ServiceFailed, match="call renew"):
+            service.submit(TEXTS[0], renews=False)
+        assert service.has_failed and service.sentences == 0
+        service.renew()
+        assert service.submit(TEXTS[0], renews=False).result(30).text == model.translate(TEXTS[0])
 
 
 @pytest.mark.parametrize("ended", [0, 1])
