@@ -139,7 +139,7 @@ def _add_operation(app: FastAPI, server: Server) -> None:
     @app.get("/metrics", tags=["operation"], response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Metrics for Prometheus."""
-        return Response(generate_latest(server.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(server.metrics.collectors), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/frontend/settings", tags=["LibreTranslate"])
     async def frontend_settings() -> dict[str, Any]:

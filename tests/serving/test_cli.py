@@ -62,7 +62,7 @@ def test_languages_are_the_models_or_the_given_ones(tmp_path: Path) -> None:
     both = Registry([twin, named])
     twin.state = "broken"  # as for want of memory
     assert both.named() == {"x-y": named, "x-y (2)": twin}
-    lines = generate_latest(Metrics(both).registry).decode().splitlines()
+    lines = generate_latest(Metrics(both).collectors).decode().splitlines()
     assert len({line.partition("}")[0] for line in lines if "{" in line}) == 4, "a line is double"
     twin.state = "loading"
     both = Registry([named, twin])
