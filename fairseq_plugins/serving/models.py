@@ -64,9 +64,10 @@ class ServedModel:
     @property
     def model(self) -> Model:
         """The model with its default decoder; raises RequestError unless it is ready."""
-        if self.state != "ready":
+        model = self._models.get("default") if self.state == "ready" else None
+        if model is None:  # also if `close` clears them meanwhile, in another thread
             raise RequestError(503, f"the model {self.name} {self.problem}", 2 if self.state == "loading" else None)
-        return self._models["default"]
+        return model
 
     @property
     def is_greedy(self) -> bool:
@@ -105,8 +106,11 @@ class ServedModel:
             self.languages = self.languages or split_pair(home.name.rpartition(".")[2], home)
             return
         seconds = time.perf_counter() - started
+        with self._lock:
+            if self._is_closed:  # meanwhile
+                return
+            self.state, self.problem = "ready", ""
         logger.info(f"model {self.name}: {model.decoder}, {service.engine}; {seconds:.1f} s")
-        self.state, self.problem = "ready", ""
 
     def _load(self) -> Model:
         if self.languages is None:
@@ -143,27 +147,24 @@ class ServedModel:
                 raise RequestError(503, "the server is shutting down", retry_after=5)
             if way not in self._services:
                 if way not in self._models:
-                    model, decoders = self._models["default"], _DECODERS[way]
-                    self._models[way] = model if model.decoder in decoders else with_decoder(model, decoders[0])
+                    model, decoder = self._models["default"], self.decoder(way)
+                    self._models[way] = model if model.decoder == decoder else with_decoder(model, decoder)
                 self._services[way] = self._models[way].service(self.threads, self.max_waiting, self.max_beam)
             self._services[way].renew()
             return self._services[way]
 
     def decoder(self, way: Way) -> str:
         """Name of the method that decodes in this way."""
-        return self._models[way].decoder
+        own = self.model.decoder
+        return own if way == "default" or own in _DECODERS[way] else _DECODERS[way][0]
 
     def description(self) -> dict[str, Any]:
         """Return what /v1/models says of it."""
         source, target = self.languages or (None, None)
         values: dict[str, Any] = {"source": source, "target": target, "state": self.state, "problem": self.problem}
         if self.state == "ready":
-            model = self._models["default"]
-            values |= {
-                "decoder": model.decoder,
-                "lossless": model.is_lossless,
-                "engine": self.service("default").engine,
-            }
+            model, service = self.model, self.service("default")
+            values |= {"decoder": model.decoder, "lossless": model.is_lossless, "engine": service.engine}
         return values
 
     def close(self) -> None:
@@ -199,7 +200,10 @@ class Registry:
                 logger.error(f"model {model.folder}: {model.problem}")
 
     def named(self) -> dict[str, ServedModel]:
-        """Return the models by name; further ones of the same name have a number."""
+        """Return the models by name; further ones of the same name have a number.
+
+        The name is that of the one that answers, as in the counts of sentences: of two, the second if the first breaks.
+        """
         found: dict[str, ServedModel] = {}
         for model in self._best_first():
             number = sum(model.name == other.name for other in found.values())

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from fairseq_plugins.api import Model, service
 from fairseq_plugins.api.loading import with_decoder
 from fairseq_plugins.serving import models, process
 from fairseq_plugins.serving.app import make_app
+from fairseq_plugins.serving.errors import RequestError
 from fairseq_plugins.serving.models import ServedModel
 from fairseq_plugins.serving.settings import Settings
 from fairseq_plugins.serving.text import TextJob
@@ -392,6 +394,31 @@ def test_a_server_that_ends_while_a_service_is_looked_up(monkeypatch: pytest.Mon
     monkeypatch.setattr(service.Service, "has_failed", property(ends))
     with pytest.raises(service.ServiceClosed):
         own.service("default").submit(SECRET)
+
+
+def test_a_server_that_ends_while_a_model_is_looked_up() -> None:
+    own = ServedModel(str(FOLDER), threads=1)
+    own.load()
+
+    class Ends(dict[models.Way, Model]):
+        def get(self, way: models.Way, default: Any = None) -> Any:
+            own.close()
+            return super().get(way, default)
+
+        def __getitem__(self, way: models.Way) -> Model:
+            own.close()
+            return super().__getitem__(way)
+
+    own._models = Ends(own._models)
+    with pytest.raises(RequestError, match="the model en-de is closed"):
+        _ = own.model
+
+
+def test_a_server_that_ends_while_a_model_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = ServedModel(str(FOLDER), threads=1)
+    monkeypatch.setattr(service.Service, "submit", lambda *_, **__: SimpleNamespace(result=own.close))
+    own.load()
+    assert own.state == "broken" and own.problem == "is closed"
 
 
 def test_a_second_interrupt_drops_what_runs() -> None:

@@ -9,9 +9,10 @@ from pydantic import ValidationError
 from fairseq_plugins.api import Model
 from fairseq_plugins.api.loading import with_decoder
 from fairseq_plugins.serving.models import ServedModel
+from fairseq_plugins.serving.settings import Settings
 from fairseq_plugins.serving.text import TextJob
 from fairseq_plugins.serving.v1 import V1Request
-from tests.serving.running import FOLDER, Client
+from tests.serving.running import FOLDER, Client, serving
 
 GREEDY_ELSEWHERE = "The young lady is looking at the pizza."  # another output than with a beam of 5
 FIRST, SECOND = "A man is riding a bicycle in the park.", "Two dogs play in the snow near a red house."
@@ -91,6 +92,19 @@ def test_drafts_save_iterations_and_never_change_the_output(client: Client, serv
         assert [sentence["text"] for sentence in found["sentences"]] == expected
         counts.append(sum(sentence["iterations"] for sentence in found["sentences"]))
     assert counts[1] <= counts[0]
+
+
+def test_requests_without_a_sentence_of_their_way() -> None:
+    """Nothing has made it yet."""
+    own = ServedModel(str(FOLDER), threads=1)
+    with serving([own], Settings()) as client:
+        for asked, decoder in (
+            ({"text": FIRST, "drafts": [" "]}, "reuse"),
+            ({"text": [], "options": {"beam": 5}}, "fast-beam"),
+        ):
+            answer = client.post("/v1/translate", {"target": "de", **asked})
+            texts = [found["text"] for found in answer["translations"]]
+            assert answer["decoder"] == decoder and texts == own.model.translate([FIRST] if asked["text"] else [])
 
 
 def test_drafts_and_beams_where_the_decoder_searches_beams() -> None:
