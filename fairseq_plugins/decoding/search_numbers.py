@@ -74,6 +74,16 @@ def check_search_numbers(args: Any) -> None:
         raise ConfigurationError("--nbest", nbest, f"more than {{--beam {beam}}}", "lower it or raise {--beam}")
 
 
+def check_one_search(args: Any) -> None:
+    """Raise ConfigurationError if fairseq's generation options `args` choose two searches, which exclude each other."""
+    names = "sampling", "diverse_beam_groups", "match_source_len", "diversity_rate"
+    chosen = [(name, value) for name in names if (value := getattr(args, name, None) or 0) > 0]
+    if len(chosen) > 1:
+        (name, value), (other, _), *_ = chosen
+        problem = f"is another search than {{{flag(other)}}}"
+        raise ConfigurationError(flag(name), None if value is True else value, problem, "leave one of them out")
+
+
 def check_beam_groups(args: Any) -> None:
     """Raise ConfigurationError unless groups of diverse beam search, in fairseq's options `args`, divide the beam."""
     groups, beam = getattr(args, "diverse_beam_groups", -1), getattr(args, "beam", 5)

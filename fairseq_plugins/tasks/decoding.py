@@ -24,7 +24,7 @@ from fairseq_plugins.decoding.recording.trace_writer import TraceWriter, check_t
 from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs
 from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.half_precision import HALF_DTYPES, precision_of, with_rounded_weights
-from fairseq_plugins.decoding.search_numbers import check_beam_groups, check_search_numbers
+from fairseq_plugins.decoding.search_numbers import check_beam_groups, check_one_search, check_search_numbers
 from fairseq_plugins.decoding.suppression import check_end, suppressed_tokens
 from fairseq_plugins.decoding.trained_drafter import drafter_in, load_drafter
 from fairseq_plugins.errors import ConfigurationError
@@ -80,6 +80,7 @@ class Decoding:
             spec, options = _without_beams(spec, options, cfg)
             args.beam = samples
         check_search_numbers(args)
+        check_one_search(args)
         is_fixed = getattr(task, "weights_are_fixed", False)
         if not in_training:
             check_finite([model for model in models if not (is_fixed and model in self._finite)])

@@ -105,6 +105,25 @@ def test_options_that_fairseqs_own_search_refuses(options: dict, message: str) -
         loaded("beam").translate("A man.", **options)
 
 
+@pytest.mark.parametrize("decoder", ["beam", "fast-beam", "greedy"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"diverse_beam_groups": 5, "diversity_rate": 0.5}, "--diverse-beam-groups 5: is another search than --div"),
+        ({"match_source_len": True, "sampling": True}, "--sampling: is another search than --match-source-len; leave "),
+    ],
+)
+def test_searches_that_exclude_each_other(decoder: str, options: dict, message: str) -> None:
+    with refused(message):
+        loaded(decoder, **options)
+
+
+@pytest.mark.parametrize("decoder", ["beam", "fast-beam"])
+def test_a_call_that_samples_with_another_search(decoder: str) -> None:
+    with refused("--sampling: is another search than --diversity-rate; leave one of them out"):
+        loaded(decoder, diversity_rate=0.5).translate("A man.", sampling=True)
+
+
 def test_groups_of_a_beam_other_than_the_default() -> None:
     """A model is loaded without a beam, and a service is made for another one."""
     texts = {}
