@@ -232,6 +232,7 @@ def test_parts_that_a_job_left(
         assert translate(text) == 0
         assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [*expected, ""]
     assert capsys.readouterr().err == f"spec-dec-translate: {text.parent / 'out'} was translated before\n"
+    assert [file.name for file in (text.parent / "out.parts").iterdir()] == ["finished"]  # as docs/translating.md says
     # The next call translates again.
     text.write_text(f"{LINES[0]}\n")
     monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "1")
