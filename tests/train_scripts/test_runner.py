@@ -27,7 +27,7 @@ from train_scripts.runner.recipe import Recipe, later_work
 from train_scripts.runner.settings import Settings, batch, read_settings, trainer
 from train_scripts.runner.stages import RecipeError
 from train_scripts.runner.text import find_sets, make_text, numbered_references
-from train_scripts.runner.training import Progress, ends_of, mend_last_checkpoint, to_average
+from train_scripts.runner.training import Progress, ends_of, mend_checkpoints, to_average
 
 COMMAND = [sys.executable, "-m", "train_scripts.runner"]
 
@@ -142,11 +142,37 @@ def test_a_half_written_checkpoint_is_mended(tmp_path: Path) -> None:
         with zipfile.ZipFile(file, "w") as archive:
             archive.writestr("data", text * 1000)
     whole = last.read_bytes()
-    mend_last_checkpoint(tmp_path)
+    mend_checkpoints(tmp_path)
     assert last.read_bytes() == whole
     last.write_bytes(whole[:-50])
-    mend_last_checkpoint(tmp_path)
+    mend_checkpoints(tmp_path)
     assert last.read_bytes() == (tmp_path / "checkpoint_best.pt").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("left", "mended"),
+    [
+        ({"2_9": "new", "best": "old", "last": ""}, {"best": "old", "last": "new"}),  # while the last one was copied
+        ({"1_3": "older", "2_9": "new", "best": "", "last": "old"}, {"best": "new", "last": "old"}),  # the best one
+        ({"2_9": "new", "best": ""}, {"best": "new", "last": "new"}),  # after the first save
+        ({"2_9": "new"}, {}),  # its best one is unknown
+        ({"2_9": "new", "last": ""}, {"last": "new"}),  # --disable-validation
+        ({"best": "", "last": ""}, {}),
+    ],
+)
+def test_a_truncated_copy_is_made_again(left: dict[str, str], mended: dict[str, str], tmp_path: Path) -> None:
+    """fairseq copies a numbered checkpoint as the best one, and then as the last one. Earlier bests lose updates."""
+    for seconds, (name, text) in enumerate(left.items(), 1):
+        file = tmp_path / f"checkpoint_{name}.pt"
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("data", text)
+        if not text:
+            file.write_bytes(file.read_bytes()[:-50])
+        os.utime(file, (0, 0) if text == "old" else (seconds, seconds))
+    (tmp_path / "checkpoint_3_9.pt.tmp").touch()
+    mend_checkpoints(tmp_path)
+    found = {file.name[11:-3]: zipfile.ZipFile(file).read("data").decode() for file in tmp_path.iterdir()}
+    assert {name: text for name, text in found.items() if name in ("best", "last")} == mended
 
 
 def test_a_short_training_leaves_fewer_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

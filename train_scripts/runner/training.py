@@ -58,7 +58,7 @@ def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, la
         return run(command)
     begin_writing(partial)
     partial.mkdir(parents=True, exist_ok=True)
-    mend_last_checkpoint(partial)
+    mend_checkpoints(partial)
     if (partial / "checkpoint_last.pt").exists():
         say(f"       resuming from {partial}/checkpoint_last.pt")
     stop, seconds, reached = partial.absolute() / "stop", partial / "seconds", partial / "reached"
@@ -129,24 +129,34 @@ def remove_numbered(folder: Path) -> None:
         file.unlink()
 
 
-def mend_last_checkpoint(folder: Path) -> None:
-    """Remove truncated checkpoints, and replace a truncated last one by the best one.
+def mend_checkpoints(folder: Path) -> None:
+    """Replace truncated checkpoints by the newest whole one, and remove those that were not saved.
 
-    fairseq copies checkpoint_best.pt to checkpoint_last.pt. A kill meanwhile leaves a truncated copy, which it cannot
-    load.
+    fairseq copies a checkpoint that it has saved to checkpoint_best.pt and then to checkpoint_last.pt. A kill or a full
+    disk meanwhile leaves a truncated copy, which it cannot load.
     """
-    last, best = folder / "checkpoint_last.pt", folder / "checkpoint_best.pt"
-    for file in (last, best):
-        try:
-            with zipfile.ZipFile(file) as archive:
-                is_whole = archive.testzip() is None
-        except (zipfile.BadZipFile, EOFError, FileNotFoundError):
-            is_whole = False
-        if not is_whole:
+    best, last = folder / "checkpoint_best.pt", folder / "checkpoint_last.pt"
+    for file in folder.glob("checkpoint*.pt.tmp"):
+        file.unlink()
+    for file in (best, last):
+        if is_whole(file) or not (file.exists() or best.exists()):
+            continue
+        saved = set(folder.glob("checkpoint_[b0-9]*.pt")) - {file}
+        others = sorted(saved, key=lambda other: other.stat().st_mtime_ns, reverse=True)
+        if newest := next(filter(is_whole, others), None):
+            shutil.copy(newest, f"{file}.partial")
+            os.replace(f"{file}.partial", file)
+        else:
             file.unlink(missing_ok=True)
-    if best.exists() and not last.exists():
-        shutil.copy(best, f"{last}.partial")
-        os.replace(f"{last}.partial", last)
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Return whether a checkpoint exists and is not truncated."""
+    try:
+        with zipfile.ZipFile(checkpoint) as archive:
+            return archive.testzip() is None
+    except (zipfile.BadZipFile, EOFError, FileNotFoundError):
+        return False
 
 
 def ends_of(command: Sequence[str]) -> dict[str, int]:
