@@ -12,6 +12,7 @@ import uvicorn
 
 from fairseq_plugins.serving.app import make_app
 from fairseq_plugins.serving.models import ServedModel
+from fairseq_plugins.serving.protocol import bounded_protocol
 from fairseq_plugins.serving.settings import Settings
 
 logger = logging.getLogger("spec-dec-serve")
@@ -42,7 +43,8 @@ class Process(uvicorn.Server):
             make_app(self._models, settings),
             host=host,
             port=port,
-            http="h11",  # refuses headers of more than 64 KiB, which httptools collects without end
+            # h11 refuses headers of more than 64 KiB, which httptools collects without end.
+            http=bounded_protocol(settings.timeout),
             log_config=None,
             access_log=False,
             server_header=False,

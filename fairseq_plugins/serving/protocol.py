@@ -1,0 +1,52 @@
+"""HTTP/1.1 of uvicorn, with a bound on the time in which a request arrives: uvicorn waits for ever."""
+
+import asyncio
+import json
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+
+def bounded_protocol(seconds: float) -> type[H11Protocol]:
+    """Return a protocol whose connections end unless a request, headers and body, arrives whole within some seconds.
+
+    The seconds begin with the connection or the request before. A request without its body is answered 408.
+    """
+
+    class BoundedProtocol(H11Protocol):
+        _limit: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._watch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            self._unwatch()
+
+        def handle_events(self) -> None:  # after more bytes, or after an answer, for the request that follows
+            super().handle_events()
+            self._watch()
+
+        def _watch(self) -> None:
+            if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+                self._unwatch()
+            elif self._limit is None:
+                self._limit = self.loop.call_later(seconds, self._end)
+
+        def _unwatch(self) -> None:
+            if self._limit is not None:
+                self._limit.cancel()
+                self._limit = None
+
+        def _end(self) -> None:
+            if self.conn.our_state is h11.SEND_RESPONSE:
+                body = json.dumps({"error": f"the request did not come whole within {seconds:g} s"}).encode()
+                headers = [("Content-Type", "application/json"), ("Connection", "close")]
+                answer = h11.Response(status_code=408, headers=headers, reason=STATUS_PHRASES[408])
+                for event in (answer, h11.Data(body), h11.EndOfMessage()):
+                    self.transport.write(self.conn.send(event))
+            self.transport.close()
+
+    return BoundedProtocol
