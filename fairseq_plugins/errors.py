@@ -2,10 +2,8 @@
 
 import os
 import re
-import traceback
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from pathlib import PurePath
 from typing import Any
 
 Spelling = Callable[[str, Any], str]
@@ -147,6 +145,12 @@ def one_line(text: object, length: int | None = None) -> str:
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)[:length]
 
 
+def out_of_gpu_memory(error: BaseException, remedy: str) -> ConfigurationError:
+    """Return the error of a GPU that has no memory left, beside whose remedy there is the CPU."""
+    problem = f"out of memory on the GPU ({one_line(error, 200)})"
+    return ConfigurationError(None, None, problem, f"{remedy}, or decode with {{--cpu}}")
+
+
 # Also of the compiled kernels (csrc/limits.cpp).
 NAN_SCORES = "the model's scores are not numbers (NaN): its weights or activations overflow"
 
@@ -163,12 +167,7 @@ def explain(error: BaseException) -> ConfigurationError | None:
         both = "give both the number of samples, such as {--beam 1} {--nbest 1}"
         return ConfigurationError(None, None, reason, both if "--sampling" in reason else "")
     if type(error).__name__ == "OutOfMemoryError":  # of PyTorch; by name, to avoid its import
-        files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-        is_of_engine = any(PurePath(file).parent.parts[-2:] == ("decoding", "gpu") for file in files)
-        # The engine takes its memory when it is built, for any batch.
-        engine, others = "give fewer {--active-sentences}, such as 32", "lower {--batch-size} or {--max-tokens}"
-        remedy = f"{engine if is_of_engine else others}, or decode with {{--cpu}}"
-        return ConfigurationError(None, None, f"out of memory on the GPU ({reason})", remedy)
+        return out_of_gpu_memory(error, "lower {--batch-size} or {--max-tokens}")
     sentence = re.match(r"Size of sample #(\d+) is invalid \(=(.*)\) since max_positions=(.*), skip", reason)
     if sentence is not None:
         number, size, limit = (re.sub(r"np\.int\d+\((\d+)\)", r"\1", part) for part in sentence.groups())

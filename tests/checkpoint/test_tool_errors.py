@@ -5,7 +5,9 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,11 +16,12 @@ from fairseq.data import Dictionary
 from sentencepiece import SentencePieceProcessor
 
 from fairseq_plugins.checkpoint.tool_errors import explain_in_tool
-from fairseq_plugins.decoding.gpu import backend as gpu_backend
+from fairseq_plugins.decoding.gpu.backend import GpuBackend
+from fairseq_plugins.decoding.kernel_backend import KernelBackend
 from fairseq_plugins.errors import on_command_line
 from fairseq_plugins.shared.cli import run_command
 from tests.conftest import TINY, TRAINING, Corpus
-from tests.support import make_task, run_in_process
+from tests.support import make_task, make_transformer, run_in_process
 
 
 def explained(action: Callable[..., Any], *arguments: object) -> str:
@@ -142,15 +145,15 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def test_gpu_out_of_memory() -> None:
-    def fail() -> None:
+    def fail(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has ...")
 
     message = explained(fail)
     assert message.startswith("out of memory on the GPU (CUDA out of memory. Tried to allocate")
     assert "--batch-size" in message and "\n" not in message
-    engine: dict[str, Any] = {"fail": fail}
-    exec(compile("def run(): fail()", gpu_backend.__file__, "exec"), engine)
-    message = explained(engine["run"])  # takes its memory when it is built
+    context = SimpleNamespace(models=[make_transformer(make_task(40), 3)])
+    with mock.patch.object(KernelBackend, "__init__", side_effect=fail):
+        message = explained(GpuBackend, None, None, context)  # takes its memory when it is built
     assert message.endswith("; give fewer --active-sentences, such as 32, or decode with --cpu"), message
 
 

@@ -9,12 +9,16 @@ from fairseq_plugins.decoding.kernel_backend import KernelBackend
 from fairseq_plugins.decoding.kernel_weights import KernelWeights
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
 from fairseq_plugins.decoding.reference.fixed_shapes import missing_triton, triton_problem
+from fairseq_plugins.errors import out_of_gpu_memory
 
 _CAPABILITY, _TRITON = (8, 0), (3, 6)
 
 
 class GpuBackend(KernelBackend):
-    """Runs a method on the GPU engine; `active_sentences` is that of `TorchBackend`."""
+    """Runs a method on the GPU engine; `active_sentences` is that of `TorchBackend`.
+
+    Raises ConfigurationError if the GPU has too little memory: the engine takes it here, for any batch.
+    """
 
     name = "gpu"
 
@@ -28,7 +32,10 @@ class GpuBackend(KernelBackend):
         model = context.models[0]
         settings = {"places": active_sentences} if active_sentences else {}
         lengths = {"outputs": model.max_decoder_positions(), "sources": model.encoder.max_positions()}
-        super().__init__(spec, options, context, **lengths, **settings)
+        try:
+            super().__init__(spec, options, context, **lengths, **settings)
+        except torch.OutOfMemoryError as error:
+            raise out_of_gpu_memory(error, "give fewer {--active-sentences}, such as 32") from error
         self.reason = "Triton's kernels run all of it on this GPU"
 
     def refusal(self, context: MethodContext) -> str | None:
