@@ -61,17 +61,20 @@ def _wait_for(file: Path) -> None:
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
-def _end_after_loop() -> None:
-    """End one of several processes after its checkpoint, and thereby the others: fairseq would wait for them."""
+def _end_after_training() -> None:
+    """End one of several processes after its checkpoint, and thereby the others: fairseq would wait for them.
+
+    `main` of fairseq-train returns when all checkpoints are written, those of --save-async, too.
+    """
     main = threading.main_thread().ident
     while distributed.is_initialized():
-        if _find("train", sys._current_frames().get(main or 0)) is None:
+        if _find("main", sys._current_frames().get(main or 0)) is None:
             os._exit(FAILED)
         time.sleep(_SECONDS)
 
 
 def _find(function: str, frame: FrameType | None) -> FrameType | None:
-    """Return the frame of a function of fairseq's loop among a frame and its callers."""
+    """Return the frame of a function of fairseq-train among a frame and its callers."""
     while frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) != (_LOOP, function):
         frame = frame.f_back
     return frame
@@ -132,7 +135,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
         return
     cfg.optimization.max_update = 1
     cfg.dataset.disable_validation = cfg.dataset.disable_validation or f"${{{_NOT_DUE}:}}"
-    threading.Thread(target=_end_after_loop, daemon=True).start()
+    threading.Thread(target=_end_after_training, daemon=True).start()
 
 
 def destroy_process_groups_at_exit() -> None:

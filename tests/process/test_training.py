@@ -24,7 +24,7 @@ from torch import distributed
 from fairseq_plugins.process import training as training_process
 from fairseq_plugins.process.ending import FAILED
 from fairseq_plugins.process.training import (
-    _end_after_loop,
+    _end_after_training,
     _stop,
     _wait_for,
     bf16_without_tpu,
@@ -120,9 +120,9 @@ def ask_to_stop(
         }
     )
     loop: dict[str, Any] = {"__name__": "fairseq_cli.train", "stop": lambda: _stop(signal.SIGUSR1, sys._getframe(1))}
-    exec("def train(cfg, trainer, itr, then): stop(); then()", loop)
+    exec("def train(cfg, trainer, itr, then): stop(); then()\ndef main(*given): train(*given)", loop)
     trainer, itr = SimpleNamespace(get_num_updates=lambda: update), SimpleNamespace(n=batches[0], total=batches[1])
-    loop["train"](cfg, trainer, itr, then)
+    loop["main"](cfg, trainer, itr, then)
     return cfg
 
 
@@ -218,14 +218,17 @@ def test_a_training_stops_when_its_runner_is_killed(pipe: int, tmp_path: Path) -
 
 
 def test_processes_of_a_killed_runner_end_after_their_checkpoint(tmp_path: Path) -> None:
-    """fairseq's first process would wait for the others, and they for its next update."""
+    """fairseq's first process would wait for the others, and they for its next update.
+
+    It waits after its last checkpoint has been written: with --save-async after the loop.
+    """
     process = os.fork()
     if process == 0:
         distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-        watch = threading.Thread(target=_end_after_loop).start
+        watch = threading.Thread(target=_end_after_training).start
         loop = {"__name__": "fairseq_cli.train", "watch": watch, "time": time, "saved": tmp_path / "saved"}
-        exec("def train(): watch(); time.sleep(0.7); saved.touch()", loop)
-        loop["train"]()
+        exec("def train(): watch(); time.sleep(0.7)\ndef main(): train(); time.sleep(0.7); saved.touch()", loop)
+        loop["main"]()
         time.sleep(30)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == FAILED
