@@ -23,7 +23,8 @@ from tests.command_server import REPOSITORY
 from tests.test_recipes import run as recipe
 from train_scripts.runner.back_translation import check_mono
 from train_scripts.runner.measuring import advice, recommended
-from train_scripts.runner.recipe import Recipe, later_work
+from train_scripts.runner.pipeline import later_work
+from train_scripts.runner.recipe import Recipe
 from train_scripts.runner.settings import Settings, batch, read_settings, trainer
 from train_scripts.runner.stages import RecipeError
 from train_scripts.runner.text import find_sets, make_text, numbered_references

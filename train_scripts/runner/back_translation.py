@@ -8,17 +8,14 @@ parallel text and on the sampled pairs. UPSAMPLE=N repeats the parallel text N t
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from train_scripts.runner.pipeline import Pipeline
 from train_scripts.runner.settings import batch
 from train_scripts.runner.stages import RecipeError, finish_writing, is_dry_run, run, write_anew
 from train_scripts.runner.text import TOOL, apply_subwords, count_lines, tokenise
 
-if TYPE_CHECKING:
-    from train_scripts.runner.recipe import Recipe
 
-
-def check_mono(recipe: "Recipe") -> None:
+def check_mono(recipe: Pipeline) -> None:
     """Raise RecipeError for a MONO that is no text, before anything is trained; the text stage may yet write it."""
     mono = Path(recipe.settings.MONO)
     is_written_later = mono.parent == recipe.raw and not recipe.raw.exists()
@@ -30,7 +27,7 @@ def check_mono(recipe: "Recipe") -> None:
         raise RecipeError(f"MONO={error}") from None
 
 
-def back_translate(recipe: "Recipe", dictionary: Path) -> Path:
+def back_translate(recipe: Pipeline, dictionary: Path) -> Path:
     """Run the stages; return the folder of the parallel text and, as a further part of its training set, the pairs.
 
     Args:
@@ -58,7 +55,7 @@ def back_translate(recipe: "Recipe", dictionary: Path) -> Path:
     return both
 
 
-def _binarise(recipe: "Recipe", mono: Path) -> None:
+def _binarise(recipe: Pipeline, mono: Path) -> None:
     """Binarise MONO as the source side of the reverse model, with the subwords and dictionaries of the recipe."""
     s, part = recipe.settings, Path(f"{mono}.partial")
     clean, cut = (part / f"text/{name}.{s.tgt}" for name in ("mono", "train"))
@@ -78,7 +75,7 @@ def _binarise(recipe: "Recipe", mono: Path) -> None:
     finish_writing(part, mono)
 
 
-def _join(recipe: "Recipe", pairs: Path, both: Path) -> None:
+def _join(recipe: Pipeline, pairs: Path, both: Path) -> None:
     """Link the parallel text, and the pairs as `train1`, which fairseq-train adds to `train`."""
     s, part = recipe.settings, Path(f"{both}.partial")
     write_anew(part)

@@ -3,17 +3,14 @@
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from train_scripts.runner.pipeline import Pipeline
 from train_scripts.runner.settings import Settings
 from train_scripts.runner.stages import finish_writing, is_dry_run, is_older, run, say, write_anew
 from train_scripts.runner.text import TOOL, numbered_references
 
-if TYPE_CHECKING:
-    from train_scripts.runner.recipe import Recipe
 
-
-def measure(recipe: "Recipe", dictionary: Path) -> None:
+def measure(recipe: Pipeline, dictionary: Path) -> None:
     """Run the stages, and print the table if there is one.
 
     `dictionary` is the file that says that the text is binarised.
@@ -34,7 +31,7 @@ def measure(recipe: "Recipe", dictionary: Path) -> None:
         say(f"\nAll columns are in {table} and table.json; remove table.md to measure again.")
 
 
-def _decoding_options(recipe: "Recipe") -> str:
+def _decoding_options(recipe: Pipeline) -> str:
     """Return the options of every decoding of the test and validation set."""
     s, bart = recipe.settings, shlex.quote(recipe.settings.BART)
     to_text = {
@@ -45,7 +42,7 @@ def _decoding_options(recipe: "Recipe") -> str:
     return f"{recipe.languages} --task spec_dec --path {recipe.verifier} {to_text} {options} {recipe.precision}"
 
 
-def _sweep(recipe: "Recipe") -> None:
+def _sweep(recipe: Pipeline) -> None:
     """Measure settings of gad and gad++ on the validation set."""
     s = recipe.settings
     some = f"--sentences {s.SWEEP_SENTENCES}" if s.SWEEP_SENTENCES else ""
@@ -55,7 +52,7 @@ def _sweep(recipe: "Recipe") -> None:
     run(command, log=recipe.logs / "sweep.log")
 
 
-def _test(recipe: "Recipe") -> None:
+def _test(recipe: Pipeline) -> None:
     """Write output and scores of each decoder: tokenised BLEU as in the papers, and sacreBLEU."""
     s, part, drafter = recipe.settings, Path(f"{recipe.results}/test.partial"), f"--drafter-path {recipe.drafter}"
     rows = {"beam": "--decoder fast-beam --beam 5", "greedy": "--decoder greedy", "gad": f"--decoder gad {drafter}"}
@@ -74,14 +71,14 @@ def _test(recipe: "Recipe") -> None:
     finish_writing(part, recipe.results / "test")
 
 
-def _references(recipe: "Recipe") -> list[str]:
+def _references(recipe: Pipeline) -> list[str]:
     """Return the files of the test set's references."""
     tgt = recipe.settings.tgt
     endings = numbered_references(recipe.sets.get("test", recipe.raw / "test"), tgt) or [tgt]
     return [f"{recipe.raw}/test.{ending}" for ending in endings]
 
 
-def _compare(recipe: "Recipe") -> None:
+def _compare(recipe: Pipeline) -> None:
     """Write the table that compares decoders."""
     s = recipe.settings
     threads = f"env OMP_NUM_THREADS={s.DECODING_THREADS} " if s.DECODING_THREADS else ""
@@ -95,7 +92,7 @@ def _compare(recipe: "Recipe") -> None:
     run(f"{threads}spec-dec-bench {recipe.data} {models} {rows} {timing}", out=recipe.logs / "compare.log")
 
 
-def _write_card(recipe: "Recipe") -> None:
+def _write_card(recipe: Pipeline) -> None:
     """Write the model card, and copy the dictionaries and subwords that the models need in decoding."""
     s = recipe.settings
     files = [recipe.data / f"dict.{s.src}.txt", recipe.data / f"dict.{s.tgt}.txt"]
