@@ -18,7 +18,7 @@ from sentencepiece import SentencePieceProcessor
 from fairseq_plugins.checkpoint.tool_errors import explain_in_tool
 from fairseq_plugins.decoding.gpu.backend import GpuBackend
 from fairseq_plugins.decoding.kernel_backend import KernelBackend
-from fairseq_plugins.errors import on_command_line
+from fairseq_plugins.errors import ConfigurationError, on_command_line
 from fairseq_plugins.shared.cli import run_command
 from tests.conftest import TINY, TRAINING, Corpus
 from tests.support import make_task, make_transformer, run_in_process
@@ -151,9 +151,11 @@ def test_gpu_out_of_memory() -> None:
     message = explained(fail)
     assert message.startswith("out of memory on the GPU (CUDA out of memory. Tried to allocate")
     assert "--batch-size" in message and "\n" not in message
+    engine: Any = GpuBackend  # takes its memory when it is built
     context = SimpleNamespace(models=[make_transformer(make_task(40), 3)])
-    with mock.patch.object(KernelBackend, "__init__", side_effect=fail):
-        message = explained(GpuBackend, None, None, context)  # takes its memory when it is built
+    with mock.patch.object(KernelBackend, "__init__", side_effect=fail), pytest.raises(ConfigurationError) as caught:
+        engine(None, None, context)
+    message = caught.value.spelled(on_command_line)
     assert message.endswith("; give fewer --active-sentences, such as 32, or decode with --cpu"), message
 
 
