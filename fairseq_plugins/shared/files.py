@@ -147,18 +147,26 @@ def read_file(file: Path, remedy: str = "copy it again") -> bytes:
 
 
 def cache_folder() -> Path:
-    """Return the user's folder of files that can be made again: $XDG_CACHE_HOME/fairseq-spec-dec, or in ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "fairseq-spec-dec")
+    """Return the user's folder of files that can be made again: $XDG_CACHE_HOME/fairseq-spec-dec, or in ~/.cache.
+
+    Raises ConfigurationError if the user has no home, as in some containers.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "fairseq-spec-dec")
+    except RuntimeError as error:
+        problem = "is not set, and this user has no home folder for a cache"
+        raise ConfigurationError(None, "XDG_CACHE_HOME", problem, "set it to a writable folder") from error
 
 
 def unwritable(path: str | Path, option: str | None, error: OSError) -> ConfigurationError:
     """Return the error of a file that cannot be written."""
-    remedy = "give a path in a writable folder"
-    with suppress(RuntimeError):  # the user has no home
+    remedy, elsewhere = "give a path in a writable folder", "give another path"
+    with suppress(ConfigurationError):  # the user has no home
         if Path(path).is_relative_to(cache_folder()):
             option, remedy = None, "set XDG_CACHE_HOME to a writable folder"
+            elsewhere = "set XDG_CACHE_HOME to another folder"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        remedy = "free disk space, or give another path"
+        remedy = f"free disk space, or {elsewhere}"
     return ConfigurationError(option, path, f"cannot be written ({error.strerror or error})", remedy)
 
 

@@ -1,5 +1,6 @@
 """`load` of a folder of Hugging Face converts it once, and again when its files change."""
 
+import errno
 import os
 import warnings
 from pathlib import Path
@@ -11,6 +12,7 @@ from fairseq_plugins.conversion import cache
 from fairseq_plugins.conversion import convert as module
 from fairseq_plugins.conversion.convert import convert
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.files import unwritable
 from tests.conversion.support import save_model
 from tests.errors import refused
 
@@ -43,6 +45,14 @@ def test_load_converts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with refused("^.*/file/fairseq-spec-dec/hf.* cannot be written .*; set XDG_CACHE_HOME to a writable folder"):
         fairseq_plugins.load(tmp_path / "hf", device="cpu")
+    error = unwritable(tmp_path / "file/fairseq-spec-dec/hf", "OUT", OSError(errno.ENOSPC, "No space left on device"))
+    assert str(error).endswith("(No space left on device); free disk space, or set XDG_CACHE_HOME to another folder")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # as of a user that only a container has
+    with refused("^XDG_CACHE_HOME: is not set, and this user has no home folder for a cache; set it to a writable "):
+        fairseq_plugins.load(tmp_path / "hf", device="cpu")
+    assert "give a path in a writable folder" in str(unwritable("file", None, PermissionError()))
 
 
 def test_errors_name_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
