@@ -27,6 +27,7 @@ from fairseq_plugins.shared.shards import check_origin, read_origin
 
 PREFIXES = {"train": "--trainpref", "valid": "--validpref", "test": "--testpref"}
 """fairseq-preprocess's option for each subset."""
+_RECORD = "distilled.json"
 
 
 @dataclass
@@ -146,8 +147,21 @@ def merge(args: argparse.Namespace) -> dict[str, MergeCounts]:
             "max_ratio": args.max_length_ratio,
             "keep_raw": args.keep_raw,
         }
-        write_atomically(partial / "distilled.json", json.dumps(record, indent=2) + "\n", "--destdir")
+        write_atomically(partial / _RECORD, json.dumps(record, indent=2) + "\n", "--destdir")
     return counts
+
+
+def check_first_token(folder: Path, subset: str, first: str | None) -> None:
+    """Raise ConfigurationError if a subset was merged from a decoding with another `--forced-first-token`.
+
+    Folders that `merge` did not write are not checked.
+    """
+    record = folder / _RECORD
+    made_from = json.loads(record.read_text(encoding="utf-8"))["made_from"] if record.is_file() else {}
+    if subset in made_from and (decoded := made_from[subset].get("forced_first_token")) != first:
+        problem = f"the translations in {folder} were decoded with{'out it' if decoded is None else f' {decoded}'}"
+        remedy = "leave it out" if decoded is None else f"give {{--forced-first-token {decoded}}}"
+        raise ConfigurationError("--forced-first-token", first or "missing", problem, remedy)
 
 
 def _write_text(

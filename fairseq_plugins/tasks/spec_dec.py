@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from fairseq.tasks.translation import TranslationTask
 from torch import Tensor
 
 from fairseq_plugins.checkpoint.session import subset_errors
+from fairseq_plugins.distillation.merge import check_first_token
 from fairseq_plugins.errors import ConfigurationError, flag
 from fairseq_plugins.process.ending import close_with, fail
 from fairseq_plugins.shared.binarised import infer_languages
@@ -145,3 +147,9 @@ class SpecDecTask(TrainsDrafters, CheckedTranslation):
     """Translation task that trains drafters and decodes with them; see `SpecDecConfig` for its options."""
 
     cfg: SpecDecConfig
+
+    def load_dataset(self, split: str, *args: Any, **kwargs: Any) -> None:
+        """Load a subset; raise ConfigurationError where a drafter's validation would decode into another language."""
+        if "epoch" in kwargs and self._loss is not None and split != self.cfg.train_subset:
+            check_first_token(Path(utils.split_paths(self.cfg.data)[0]), split, self.cfg.forced_first_token)
+        super().load_dataset(split, *args, **kwargs)

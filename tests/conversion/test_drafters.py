@@ -12,6 +12,7 @@ from fairseq_plugins.conversion.convert import convert
 from fairseq_plugins.conversion.int8 import write_int8
 from fairseq_plugins.distillation import cli as distillation
 from tests.conversion.support import first_tokens, languages, names, save_model, sources
+from tests.errors import refused
 from tests.support import run_in_process
 
 LONGEST = 20
@@ -47,6 +48,9 @@ def test_drafter_of_twenty_updates(name: str, tmp_path: Path) -> None:
     assert [dictionary.string(one) for one in binarised] == [f"{forced}{one}" for one in expected[:70] if one]
     trained = f"--verifier-path {model}/verifier.pt --init-decoder-from {model}/verifier.pt"
     trained += f" --save-dir {tmp_path}/drafter"
+    for given in ("", "--forced-first-token w5") if forced else ("--forced-first-token w5",):
+        with refused(f"--forced-first-token .*: the translations in {distilled} were decoded with"):
+            run_in_process("train", f"{distilled} {TRAINING} {trained} {given}")
     log = run_in_process("train", f"{distilled} {TRAINING} {trained}", *more).stderr
     assert "tokens_per_iteration" in log
     drafter = tmp_path / "drafter" / "checkpoint_last.pt"
