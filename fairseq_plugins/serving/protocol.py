@@ -2,10 +2,12 @@
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from fairseq_plugins.serving.requests import LATE
 
 
 def bounded_protocol(seconds: float) -> type[H11Protocol]:
@@ -42,6 +44,7 @@ def bounded_protocol(seconds: float) -> type[H11Protocol]:
 
         def _end(self) -> None:
             if self.conn.our_state is h11.SEND_RESPONSE:
+                cast(dict[str, Any], self.scope)[LATE] = True
                 body = json.dumps({"error": f"the request did not come whole within {seconds:g} s"}).encode()
                 headers = [("Content-Type", "application/json"), ("Connection", "close")]
                 answer = h11.Response(status_code=408, headers=headers, reason=STATUS_PHRASES[408])

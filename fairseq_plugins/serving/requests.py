@@ -22,6 +22,8 @@ logger = logging.getLogger("spec-dec-serve")
 T = TypeVar("T")
 Answer = Callable[[Request, Exception], ASGIApp]
 _KEY = "spec_dec.account"
+LATE = "spec_dec.late"
+"""Key of a request's scope, which has it once the request was answered 408: for the application its client has left."""
 
 
 @dataclass
@@ -72,7 +74,7 @@ class Accounting:
         async def watched_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status = 408 if LATE in scope else message["status"]
             await send(message)
 
         received = 0

@@ -1,6 +1,7 @@
 """Requests that do not arrive end in a bounded time."""
 
 import http.client
+import logging
 import socket
 import time
 from collections.abc import Iterator
@@ -58,7 +59,10 @@ def trickle(client: Client, begin: bytes, more: bytes) -> bytes:
     ],
     ids=["nothing", "headers", "body", "body after its answer", "body of a second request"],
 )
-def test_a_request_that_does_not_come_whole(hasty: Client, begin: bytes, more: bytes, status: bytes) -> None:
+def test_a_request_that_does_not_come_whole(
+    hasty: Client, begin: bytes, more: bytes, status: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="spec-dec-serve")
     begun = time.monotonic()
     answers = trickle(hasty, begin, more)
     assert SECONDS - 0.1 < time.monotonic() - begun < 4
@@ -66,6 +70,8 @@ def test_a_request_that_does_not_come_whole(hasty: Client, begin: bytes, more: b
     if b"/translate" in begin:
         _, _, last = answers.rpartition(b"HTTP/1.1 ")
         assert last.startswith(b"408 ") and b'{"error": "the request did not come whole within 0.3 s"}' in last
+        hasty.wait_until(lambda: "POST /translate" in caplog.text, seconds=10)
+        assert "POST /translate 408" in caplog.text
 
 
 def test_requests_that_arrive_keep_their_connection(hasty: Client) -> None:
