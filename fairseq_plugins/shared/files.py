@@ -267,6 +267,9 @@ def new_folder(path: Path, option: str | None = None) -> Iterator[Path]:
             yield folder
             folder.rename(path)
         except OSError as error:
+            if error.errno == errno.ENOTEMPTY and path.is_dir():
+                problem = "was written by another process meanwhile"
+                raise ConfigurationError(option, path, problem, "use that, or give another folder") from error
             # Errors of writing name no file, as for a full disk, or one in the folder.
             if error.filename is not None and not Path(error.filename).is_relative_to(partial):
                 raise ConfigurationError(None, error.filename, f"cannot be read ({error.strerror})") from error

@@ -374,3 +374,13 @@ def test_a_failed_folder_leaves_nothing(tmp_path: Path, error: OSError, words: s
         (folder / "file").write_text("text")
         raise error
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_another_process_has_written_meanwhile_stays(tmp_path: Path) -> None:
+    """As two jobs that convert the same model."""
+    theirs = tmp_path / "out/theirs"
+    words = "--destdir .*/out: was written by another process meanwhile; use that, or give another folder"
+    with refused(words), new_folder(theirs.parent, "--destdir"):
+        theirs.parent.mkdir()
+        theirs.touch()
+    assert sorted(tmp_path.rglob("*")) == [theirs.parent, theirs]
