@@ -219,11 +219,12 @@ def _translate_shards(
                 if translation == too_long(number, args.output_format) and not line.isspace():
                     translator = translator or make()
                     translator.report_if_too_long(number, line)
-    if translator is None:
-        say(f"{NAME}: {args.output} was translated before")
-        return
     if is_joined:
         say(f"{NAME}: all of {args.input} is in {args.output}")
+    if translator is None:
+        if not is_joined:
+            say(f"{NAME}: {args.output} was translated before")
+        return
     if translator.total.sentences:  # else other processes had translated all
         say(translator.summary())
     if failure_ends_others():

@@ -1,5 +1,6 @@
 """`spec-dec-translate` on the released models: files, streams, restarts, several processes."""
 
+import errno
 import io
 import json
 import os
@@ -239,6 +240,21 @@ def test_parts_that_a_job_left(
     assert translate(text) == 0
     assert (text.parent / "out").read_text(encoding="utf-8") == f"{expected[0]}\n"
     assert not (text.parent / "out.parts").exists()
+
+
+def test_shards_that_a_full_disk_left_are_joined(
+    text: Path, expected: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(output_shards, "_copy_chunk", fail)
+        assert translate(text) == 2
+    assert "out: cannot be written (No space left on device); free disk space" in capsys.readouterr().err
+    assert translate(text) == 0
+    assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [*expected, ""]
+    assert capsys.readouterr().err == f"spec-dec-translate: all of {text} is in {text.parent / 'out'}\n"
 
 
 def test_one_process_goes_on_after_three(text: Path, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
