@@ -11,9 +11,10 @@ from fairseq_plugins.serving.requests import LATE
 
 
 def bounded_protocol(seconds: float) -> type[H11Protocol]:
-    """Return a protocol whose connections end unless a request, headers and body, arrives whole within some seconds.
+    """Return a protocol that ends connections whose next request, headers and body, takes too many seconds to arrive.
 
-    The seconds begin with the connection or the request before. A request without its body is answered 408.
+    The seconds begin with the request's first byte; a connection may wait as long for that byte. A request without the
+    whole of its body is answered 408.
     """
 
     class BoundedProtocol(H11Protocol):
@@ -26,6 +27,11 @@ def bounded_protocol(seconds: float) -> type[H11Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
             self._unwatch()
+
+        def data_received(self, data: bytes) -> None:
+            if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
+                self._unwatch()  # these are the first bytes of a request
+            super().data_received(data)
 
         def handle_events(self) -> None:  # after more bytes, or after an answer, for the request that follows
             super().handle_events()

@@ -12,19 +12,19 @@ from fairseq_plugins.serving.models import ServedModel
 from fairseq_plugins.serving.settings import Settings
 from tests.serving.running import Client, request, serving
 
-SECONDS = 0.3
+SECONDS = 0.5
 ASKED = request("/translate", b'{"q": "People", "target": "de"}')
 
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Client]:
     """A server whose requests have to arrive soon; its only model is broken, for which it answers at once."""
-    with serving([ServedModel("none.en-de"), Loading("none.en-fr")], Settings(timeout=SECONDS)) as client:
+    with serving([ServedModel("none.en-de"), Unloaded("none.en-fr")], Settings(timeout=SECONDS)) as client:
         yield client
 
 
-class Loading(ServedModel):
-    """A model that stays as it is, so that the server does not end."""
+class Unloaded(ServedModel):
+    """A model that counts as ready without being loaded: a server whose models are all broken ends."""
 
     def load(self) -> None:
         self.state = "ready"
@@ -69,9 +69,20 @@ def test_a_request_that_does_not_come_whole(
     assert answers[9:12] == status
     if b"/translate" in begin:
         _, _, last = answers.rpartition(b"HTTP/1.1 ")
-        assert last.startswith(b"408 ") and b'{"error": "the request did not come whole within 0.3 s"}' in last
+        assert last.startswith(b"408 ") and b'{"error": "the request did not come whole within 0.5 s"}' in last
         hasty.wait_until(lambda: "POST /translate" in caplog.text, seconds=10)
         assert "POST /translate 408" in caplog.text
+
+
+def test_the_time_of_a_request_begins_with_its_first_byte(hasty: Client) -> None:
+    """A connection of a pool may have been idle before."""
+    half = len(ASKED) // 2
+    with socket.create_connection(("127.0.0.1", hasty.port), timeout=60) as connection:
+        for _ in range(2):
+            for part in (ASKED[:half], ASKED[half:]):
+                time.sleep(0.6 * SECONDS)
+                connection.sendall(part)
+            assert connection.recv(10_000).startswith(b"HTTP/1.1 503 ")
 
 
 def test_requests_that_arrive_keep_their_connection(hasty: Client) -> None:
