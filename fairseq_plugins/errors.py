@@ -146,7 +146,7 @@ def one_line(text: object, length: int | None = None) -> str:
 
 
 def out_of_gpu_memory(error: BaseException, remedy: str) -> ConfigurationError:
-    """Return the error of a GPU that has no memory left, beside whose remedy there is the CPU."""
+    """Return the error of a GPU without free memory, which advises `remedy` or the CPU."""
     problem = f"out of memory on the GPU ({one_line(error, 200)})"
     return ConfigurationError(None, None, problem, f"{remedy}, or decode with {{--cpu}}")
 

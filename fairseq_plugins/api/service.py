@@ -134,7 +134,7 @@ class Service:
                 keep several hypotheses.
             number: of the sentence, by which samples differ.
             return_scores: as for `Model.translate_batch`.
-            renews: whether to call `renew`, which takes up to seconds, where the last batch has failed.
+            renews: whether to call `renew` if the running batch has failed, which can take seconds.
             options: see `CallOptions`; `batch_size` has no meaning here.
 
         Returns:
@@ -143,7 +143,7 @@ class Service:
         Raises:
             ServiceFull: if `max_sentences` have not ended.
             ServiceClosed: after `close`, and in a forked child, which has none of the threads that decode.
-            ServiceFailed: if the last batch has failed, with `renews=False`.
+            ServiceFailed: if the running batch has failed, with `renews=False`.
             ConfigurationError: as for `Model.translate`; for a beam, or a number of samples, above `max_beam`.
         """
         job = self._job(text, drafts, constraints, on_step, number, return_scores, options)

@@ -65,7 +65,7 @@ def get_parser() -> CommandParser:
     limits("--max-characters", type=positive, default=default.max_characters, metavar="N", help=characters)
     waiting = f"unfinished sentences of a model; with more, requests get 503 at once (default: {MAX_SENTENCES})"
     limits("--max-waiting", type=positive, default=MAX_SENTENCES, metavar="N", help=waiting)
-    seconds = f"seconds in which a request arrives, and then those of its translation (default: {default.timeout:.0f})"
+    seconds = f"seconds for a request to arrive, and again for its translation (default: {default.timeout:.0f})"
     limits("--timeout", type=not_negative, default=default.timeout, metavar="SECONDS", help=seconds)
     return parser
 

@@ -202,7 +202,8 @@ class Registry:
     def named(self) -> dict[str, ServedModel]:
         """Return the models by name; further ones of the same name have a number.
 
-        The name is that of the one that answers, as in the counts of sentences: of two, the second if the first breaks.
+        The model that answers has the name without a number, as in the counts of sentences. If the first of two models
+        breaks, that is the second.
         """
         found: dict[str, ServedModel] = {}
         for model in self._best_first():

@@ -23,7 +23,7 @@ T = TypeVar("T")
 Answer = Callable[[Request, Exception], ASGIApp]
 _KEY = "spec_dec.account"
 LATE = "spec_dec.late"
-"""Key of a request's scope, which has it once the request was answered 408: for the application its client has left."""
+"""Key in the scope of a request that the protocol has answered 408; the application only sees that its client left."""
 
 
 @dataclass

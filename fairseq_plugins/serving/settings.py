@@ -11,7 +11,7 @@ class Settings:
         api_keys: of which a request must name one; none for no keys.
         max_characters: of a request's text.
         max_bytes: of a request's body.
-        timeout: seconds in which a request arrives, else it is answered 408; and then of its translation, else 504.
+        timeout: seconds for a request to arrive (else it is answered 408), and again for its translation (else 504).
         origins: web sites whose pages may use the server from a browser.
     """
 

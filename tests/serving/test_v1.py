@@ -95,7 +95,7 @@ def test_drafts_save_iterations_and_never_change_the_output(client: Client, serv
 
 
 def test_requests_without_a_sentence_of_their_way() -> None:
-    """Nothing has made it yet."""
+    """No request has made the decoder yet that their options choose."""
     own = ServedModel(str(FOLDER), threads=1)
     with serving([own], Settings()) as client:
         for asked, decoder in (

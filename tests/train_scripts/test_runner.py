@@ -182,7 +182,7 @@ def test_a_half_written_checkpoint_is_mended(tmp_path: Path) -> None:
     ],
 )
 def test_a_truncated_copy_is_made_again(left: dict[str, str], mended: dict[str, str], tmp_path: Path) -> None:
-    """fairseq copies a numbered checkpoint as the best one, and then as the last one. Earlier bests lose updates."""
+    """fairseq copies a numbered checkpoint to the best one, then to the last one. An older best has fewer updates."""
     for seconds, (name, text) in enumerate(left.items(), 1):
         file = tmp_path / f"checkpoint_{name}.pt"
         with zipfile.ZipFile(file, "w") as archive:

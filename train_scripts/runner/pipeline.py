@@ -1,4 +1,4 @@
-"""What the stages of a recipe have in common: its settings and folders, and how one trains a model or decodes."""
+"""The base of a recipe: its settings and folders, and how a stage trains a model or decodes."""
 
 import time
 from collections.abc import Callable, Collection
@@ -12,7 +12,7 @@ TITLES = {"blockwise": "blockwise heads", "reverse": "model of the other directi
 
 
 class Pipeline:
-    """Settings and folders of a recipe, and the kinds of its stages.
+    """Settings and folders of a recipe, and methods that run one stage of it.
 
     Args:
         settings: settings of the recipe.
