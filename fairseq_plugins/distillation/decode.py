@@ -89,7 +89,12 @@ def source_files(data: str, subset: str, source: str, target: str) -> list[Path]
     for pair in (f"{source}-{target}", f"{target}-{source}"):
         files = [Path(data) / f"{subset}.{pair}.{source}.{kind}" for kind in ("idx", "bin")]
         if all(file.is_file() for file in files):
-            return [*files, *(Path(data) / f"dict.{language}.txt" for language in (source, target))]
+            dictionaries = [Path(data) / f"dict.{language}.txt" for language in (source, target)]
+            for dictionary in dictionaries:
+                if not dictionary.is_file():
+                    remedy = "copy that of the model there"
+                    raise ConfigurationError(None, dictionary, "no such dictionary", remedy)
+            return [*files, *dictionaries]
     problem = f"no such subset of {source}-{target} in {data}"
     remedy = "name one that fairseq-preprocess wrote there, and its {--source-lang} and {--target-lang}"
     raise ConfigurationError("--gen-subset", subset, problem, remedy)

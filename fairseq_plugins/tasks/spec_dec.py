@@ -149,7 +149,14 @@ class SpecDecTask(TrainsDrafters, CheckedTranslation):
     cfg: SpecDecConfig
 
     def load_dataset(self, split: str, *args: Any, **kwargs: Any) -> None:
-        """Load a subset; raise ConfigurationError where a drafter's validation would decode into another language."""
-        if "epoch" in kwargs and self._loss is not None and split != self.cfg.train_subset:
+        """Load a subset.
+
+        Raises ConfigurationError where a drafter's validation would decode into another language, or without targets.
+        """
+        trains = "epoch" in kwargs and self._loss is not None
+        if trains and split != self.cfg.train_subset:
             check_first_token(Path(utils.split_paths(self.cfg.data)[0]), split, self.cfg.forced_first_token)
         super().load_dataset(split, *args, **kwargs)
+        if trains and self.datasets[split].tgt is None:
+            problem = f"has no target side of {split}"
+            raise ConfigurationError(None, self.cfg.data, problem, "give the folder of `spec-dec-distill merge`")

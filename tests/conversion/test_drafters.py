@@ -37,6 +37,9 @@ def test_drafter_of_twenty_updates(name: str, tmp_path: Path) -> None:
         (tmp_path / f"{split}.src").write_text("".join(f"{first}{line}\n" for line in part))
     sets = f"--only-source --trainpref {tmp_path}/train --validpref {tmp_path}/valid --srcdict {model}/dict.src.txt"
     run_in_process("preprocess", f"-s src -t tgt {sets} --destdir {data} --workers 1")
+    no_dictionary = ["decode", data, "--path", f"{model}/verifier.pt", "--cpu", "--output", shards]
+    with refused("no such dictionary; copy that of the model there", Path(data) / "dict.tgt.txt"):
+        distillation.run(no_dictionary)
     shutil.copy(model / "dict.tgt.txt", data)
     more = f"--forced-first-token {forced}".split() if forced else []
     subsets = ["--gen-subset", "train,valid"]
@@ -51,6 +54,8 @@ def test_drafter_of_twenty_updates(name: str, tmp_path: Path) -> None:
     for given in ("", "--forced-first-token w5") if forced else ("--forced-first-token w5",):
         with refused(f"--forced-first-token .*: the translations in {distilled} were decoded with"):
             run_in_process("train", f"{distilled} {TRAINING} {trained} {given}")
+    with refused("has no target side of valid; give the folder of `spec-dec-distill merge`", data):
+        run_in_process("train", f"{data} {TRAINING} {trained}")
     log = run_in_process("train", f"{distilled} {TRAINING} {trained}", *more).stderr
     assert "tokens_per_iteration" in log
     drafter = tmp_path / "drafter" / "checkpoint_last.pt"
