@@ -122,7 +122,7 @@ class Service:
         on_step: OnStep | None = None,
         number: int = 0,
         return_scores: bool = True,
-        renews: bool = True,
+        renew: bool = True,
         **options: Unpack[CallOptions],
     ) -> "Future[Translation]":
         """Begin to translate a sentence; return at once.
@@ -134,7 +134,7 @@ class Service:
                 keep several hypotheses.
             number: of the sentence, by which samples differ.
             return_scores: as for `Model.translate_batch`.
-            renews: whether to call `renew` if the running batch has failed, which can take seconds.
+            renew: whether to call `renew` if the running batch has failed, which can take seconds.
             options: see `CallOptions`; `batch_size` has no meaning here.
 
         Returns:
@@ -143,12 +143,12 @@ class Service:
         Raises:
             ServiceFull: if `max_sentences` have not ended.
             ServiceClosed: after `close`, and in a forked child, which has none of the threads that decode.
-            ServiceFailed: if the running batch has failed, with `renews=False`.
+            ServiceFailed: if the running batch has failed, with `renew=False`.
             ConfigurationError: as for `Model.translate`; for a beam, or a number of samples, above `max_beam`.
         """
         job = self._job(text, drafts, constraints, on_step, number, return_scores, options)
         while not self._begin(job):
-            if not renews:
+            if not renew:
                 raise ServiceFailed("the running batch has failed; call renew, and submit again")
             self.renew()
         return job.future

@@ -159,8 +159,10 @@ def check_first_token(folder: Path, subset: str, first: str | None) -> None:
     record = folder / _RECORD
     made_from = json.loads(record.read_text(encoding="utf-8"))["made_from"] if record.is_file() else {}
     if subset in made_from and (decoded := made_from[subset].get("forced_first_token")) != first:
-        problem = f"the translations in {folder} were decoded with{'out it' if decoded is None else f' {decoded}'}"
-        remedy = "leave it out" if decoded is None else f"give {{--forced-first-token {decoded}}}"
+        how, remedy = f"with {decoded}", f"give {{--forced-first-token {decoded}}}"
+        if decoded is None:
+            how, remedy = "without it", "leave it out"
+        problem = f"the translations in {folder} were decoded {how}"
         raise ConfigurationError("--forced-first-token", first or "missing", problem, remedy)
 
 

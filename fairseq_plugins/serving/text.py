@@ -160,7 +160,7 @@ class TextJob:
                             on_step=streamed,
                             number=number,
                             return_scores=self.return_scores,
-                            renews=False,  # not on the event loop
+                            renew=False,  # not on the event loop
                             **self.options,
                         )
                 futures.append(future)

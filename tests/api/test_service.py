@@ -283,10 +283,10 @@ def test_a_caller_may_renew_a_failed_batch_elsewhere(model: Model) -> None:
     with model.service() as service:
         service._engines[0].close()
         with pytest.raises(ServiceFailed, match="call renew"):
-            service.submit(TEXTS[0], renews=False)
+            service.submit(TEXTS[0], renew=False)
         assert service.has_failed and service.sentences == 0
         service.renew()
-        assert service.submit(TEXTS[0], renews=False).result(30).text == model.translate(TEXTS[0])
+        assert service.submit(TEXTS[0], renew=False).result(30).text == model.translate(TEXTS[0])
 
 
 @pytest.mark.parametrize("ended", [0, 1])
