@@ -210,7 +210,7 @@ def test_trained_updates(corpus: Corpus, capsys: pytest.CaptureFixture[str], cap
         run("count-updates", corpus.data, "--languages", "src", "tgt", "--epochs", 2.5, "--tokens", 100)
     assert not caplog.records
     assert int(capsys.readouterr().out) == int(2.5 * tokens / 100) + 1
-    with pytest.raises(ConfigurationError, match="train.tgt-src.tgt: no such data; "):
+    with refused("train.tgt-src.tgt: no such data; give the folder and --languages "):
         models.count_updates(corpus.data, languages=("tgt", "src"), epochs=1, tokens=100)
 
 

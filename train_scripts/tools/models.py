@@ -93,7 +93,9 @@ def count_updates(data: Path, *, languages: tuple[str, str], epochs: float, toke
         prefix = data / f"train.{'-'.join(languages)}.{language}"
         side = data_utils.load_indexed_dataset(str(prefix))
         if side is None:
-            raise ConfigurationError(None, prefix, "no such data", "binarise it with fairseq-preprocess")
+            raise ConfigurationError(
+                None, prefix, "no such data", "give the folder and {--languages} of fairseq-preprocess"
+            )
         sizes.append(side.sizes.copy())  # the original is a view of the file, which is closed with the data set
     tokens_per_epoch = int(numpy.maximum(*sizes).sum())
     return int(epochs * tokens_per_epoch / tokens) + 1
