@@ -176,10 +176,13 @@ def _raise_again(dropped: Any) -> None:
 
 
 def requeue() -> None:
-    """Requeue this Slurm job if the variable REQUEUE is neither empty nor 0."""
-    if os.environ.get("REQUEUE", "0") not in ("", "0") and os.environ.get("SLURM_JOB_ID"):
+    """Requeue this Slurm job if the variable REQUEUE is neither empty nor 0; of an array only this task."""
+    job = os.environ.get("SLURM_JOB_ID")
+    if os.environ.get("REQUEUE", "0") not in ("", "0") and job:
+        if array := os.environ.get("SLURM_ARRAY_JOB_ID"):  # one of its tasks has the number of the whole array
+            job = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
         sys.stdout.flush()
-        subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])
+        subprocess.run(["scontrol", "requeue", job])
 
 
 def run_command(name: str, run: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> int:

@@ -97,17 +97,29 @@ def test_processes_that_a_time_limit_stops(monkeypatch: pytest.MonkeyPatch, caps
 
 
 @pytest.mark.parametrize(("value", "requeues"), [("1", True), ("yes", True), ("0", False), ("", False)])
+@pytest.mark.parametrize(
+    ("variables", "job"),
+    [
+        ({"SLURM_JOB_ID": "7"}, "7"),
+        ({"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}, "7_3"),
+    ],
+    ids=["job", "array"],
+)
 @pytest.mark.parametrize("requeue", [cli.requeue, runner.requeue])
 def test_a_job_is_requeued_on_request(
-    requeue: Callable[[], None], value: str, requeues: bool, monkeypatch: pytest.MonkeyPatch
+    requeue: Callable[[], None],
+    variables: dict[str, str],
+    job: str,
+    value: str,
+    requeues: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By commands and recipes alike."""
+    """By commands and recipes alike. The number of one task of an array is that of the array: of all its tasks."""
     run: list[list[str]] = []
     monkeypatch.setattr(subprocess, "run", run.append)
-    monkeypatch.setenv("REQUEUE", value)
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(os, "environ", {"REQUEUE": value, **variables})
     requeue()
-    assert run == [["scontrol", "requeue", "7"]] * requeues
+    assert run == [["scontrol", "requeue", job]] * requeues
 
 
 @pytest.mark.parametrize("given", [None, "7"])

@@ -21,7 +21,6 @@ import pytest
 
 from tests.command_server import REPOSITORY
 from tests.test_recipes import run as recipe
-from train_scripts.runner.__main__ import requeue
 from train_scripts.runner.back_translation import check_mono
 from train_scripts.runner.measuring import advice, recommended
 from train_scripts.runner.pipeline import later_work
@@ -116,25 +115,6 @@ def test_an_ended_runner_ends_its_command(sleeping: subprocess.Popen, tmp_path: 
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
     assert said == SAID[sent]
-
-
-@pytest.mark.parametrize(
-    ("variables", "job"),
-    [
-        ({"REQUEUE": "1"}, "7"),
-        ({"REQUEUE": "1", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}, "7_3"),
-        ({"REQUEUE": "0"}, None),
-    ],
-)
-def test_only_the_own_job_is_requeued(
-    variables: dict[str, str], job: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last task of an array has its number: that requeues all tasks, also those that have ended."""
-    calls: list[list[str]] = []
-    monkeypatch.setattr(subprocess, "run", calls.append)
-    monkeypatch.setattr(os, "environ", {"SLURM_JOB_ID": "7", **variables})
-    requeue()
-    assert calls == ([] if job is None else [["scontrol", "requeue", job]])
 
 
 def test_nohup_keeps_a_runner(tmp_path: Path) -> None:
