@@ -18,7 +18,7 @@ ASKED = request("/translate", b'{"q": "People", "target": "de"}')
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Client]:
-    """A server whose requests have to arrive soon; its only model is broken, for which it answers at once."""
+    """A server whose requests have to arrive soon; their model is broken, so that it answers at once."""
     with serving([ServedModel("none.en-de"), Unloaded("none.en-fr")], Settings(timeout=SECONDS)) as client:
         yield client
 
