@@ -33,14 +33,29 @@ void GreedySearch::begin(Batch& batch) {
 }
 
 int64_t GreedySearch::micro_batch_size(const Batch& batch, const RunOptions& options) const {
+    const double share = drafted_share(batch);
     const auto with_drafts = [&](int64_t width) {
-        return std::max({int64_t{1}, options.min_sentences, options.micro_batch_rows / (1 + width)});
+        const auto rows = static_cast<int64_t>(1 + share * static_cast<double>(width));
+        return std::max({int64_t{1}, options.min_sentences, options.micro_batch_rows / rows});
     };
-    const int64_t width = max_width(batch);
-    if (!policy) return with_drafts(width);
+    if (!policy) return with_drafts(max_width(batch));
     const int64_t without = std::min(with_drafts(0), batch.sentences());
     const int64_t drafting = std::min(with_drafts(policy->plan(without).width), without);
-    return policy->plan(drafting).rate > policy->plan(without).greedy_rate ? drafting : without;
+    const Plan plan = policy->plan(drafting);
+    const double undrafted_seconds = share < 1 ? (1 - share) / plan.greedy_rate : 0;
+    return 1 / (share / plan.rate + undrafted_seconds) > policy->plan(without).greedy_rate ? drafting : without;
+}
+
+// Returns the share of the waiting sentences that can have drafts; 1 for an open batch, whose sentences come later.
+double GreedySearch::drafted_share(const Batch& batch) const {
+    if (!drafter || batch.is_open) return 1;
+    int64_t drafted = 0, waiting = 0;
+    for (int64_t b = 0; b < batch.sentences(); ++b) {
+        if (batch.finished[b]) continue;
+        ++waiting;
+        drafted += drafter->can_draft(batch, b);
+    }
+    return waiting > 0 ? static_cast<double>(drafted) / static_cast<double>(waiting) : 0;
 }
 
 void GreedySearch::run(Batch& batch, const RunOptions& options) {

@@ -78,6 +78,8 @@ public:
 private:
     friend class Worker;
 
+    double drafted_share(const Batch& batch) const;
+
     std::shared_ptr<const Transformer> model;
     Decoder verifier;
     const OutputHead head;
