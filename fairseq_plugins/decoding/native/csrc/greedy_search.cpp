@@ -42,8 +42,9 @@ int64_t GreedySearch::micro_batch_size(const Batch& batch, const RunOptions& opt
     const int64_t without = std::min(with_drafts(0), batch.sentences());
     const int64_t drafting = std::min(with_drafts(policy->plan(without).width), without);
     const Plan plan = policy->plan(drafting);
-    const double undrafted_seconds = share < 1 ? (1 - share) / plan.greedy_rate : 0;
-    return 1 / (share / plan.rate + undrafted_seconds) > policy->plan(without).greedy_rate ? drafting : without;
+    // The mean time per token of sentences with and without drafts.
+    const double per_token = share / plan.rate + (share < 1 ? (1 - share) / plan.greedy_rate : 0);
+    return 1 / per_token > policy->plan(without).greedy_rate ? drafting : without;
 }
 
 // Returns the share of the waiting sentences that can have drafts; 1 for an open batch, whose sentences come later.
