@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairseq_plugins.conversion.cache import converted, is_hugging_face
+from fairseq_plugins.conversion.cache import converted
 from fairseq_plugins.conversion.settings import LoadSettings
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.files import CHECKPOINTS, first_of, missing_folder
+from fairseq_plugins.shared.files import CHECKPOINTS, first_of, is_hugging_face, missing_folder
 from fairseq_plugins.shared.languages import find_languages
 
 GPT2_FILES = ("encoder.json", "vocab.bpe")
@@ -64,7 +64,7 @@ def find_files(
             their own convention.
 
     Raises:
-        ConfigurationError: for a missing file or argument, or one in Hugging Face's format.
+        ConfigurationError: for a missing file or argument.
     """
     home = None if folder is None else _home(Path(folder), converts=verifier is None)
     if verifier is None:
@@ -79,11 +79,6 @@ def find_files(
     (source, target), named, options = _languages(where, languages, finds_dictionaries)
     found = find_subwords(where, subwords)
     of_target = None if subwords is not None else first_of(where, "subwords.target.model")
-    for option, paths in (("--path", str(verifier)), ("--drafter-path", str(drafter))):
-        for path in paths.split(":"):
-            if path.endswith(".safetensors"):
-                problem = "is in Hugging Face's format"
-                raise ConfigurationError(option, path, problem, "convert it with spec-dec-convert FOLDER OUT")
     return ModelFiles(
         verifier=str(verifier),
         drafter=None if drafter is None else str(drafter),

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fairseq_plugins.checkpoint.mapped_weights import can_map, map_in_small_pages
 from fairseq_plugins.checkpoint.settings import MODELS, TASKS, check_settings, check_task_settings, model_name
 from fairseq_plugins.errors import ConfigurationError, flag, one_line
-from fairseq_plugins.shared.files import nearest_checkpoint
+from fairseq_plugins.shared.files import nearest_checkpoint, refuse_hugging_face
 from fairseq_plugins.shared.parsing import arguments_of_fairseqs_tool
 
 logger = logging.getLogger(__name__)
@@ -48,11 +48,12 @@ def read_state(path: str, option: str | None, overrides: dict[str, Any] | None =
     """Return the state of a checkpoint (weights under "model"), on the CPU, and the options of its model, unchecked.
 
     Weights are views of the mapped file where `can_map` allows it. `option` named the file, for errors; `overrides` are
-    new values of the checkpoint's settings. Raises ConfigurationError for a missing or truncated file.
+    new values of the checkpoint's settings. Raises ConfigurationError for a missing, truncated or foreign file.
     """
     if not os.path.exists(path):
         remedy = f"give the checkpoint that fairseq-train wrote{nearest_checkpoint(path)}"
         raise ConfigurationError(option, path, "no such file", remedy)
+    refuse_hugging_face(path, option)
     if not os.path.isfile(path) and not os.path.isdir(path):  # reading a pipe would wait forever
         raise ConfigurationError(option, path, "is not a regular file", "give a checkpoint that fairseq-train wrote")
     try:

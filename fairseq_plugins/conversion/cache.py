@@ -10,14 +10,6 @@ _FORMAT = 7
 """Number of the converter's output, raised when that changes."""
 
 
-def is_hugging_face(folder: Path) -> bool:
-    """Return whether a folder has a model or adapter in Hugging Face's format, and no model as `load` reads it."""
-    # transformers' trainer writes optimizer.pt and scheduler.pt.
-    ours = (folder / name for name in ("verifier.pt", "blockwise.pt"))
-    theirs = (folder / name for name in ("config.json", "adapter_config.json"))
-    return any(file.is_file() for file in theirs) and not any(file.is_file() for file in ours)
-
-
 def converted(folder: Path) -> Path:
     """Return the folder of the converted model, cached in $XDG_CACHE_HOME/fairseq-spec-dec (default: ~/.cache)."""
     # A changed file has another size or time, so its model is converted again.

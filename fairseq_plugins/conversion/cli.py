@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from fairseq_plugins.conversion.cache import is_hugging_face
 from fairseq_plugins.conversion.convert import convert
 from fairseq_plugins.conversion.int8 import write_int8
 from fairseq_plugins.conversion.settings import LoadSettings
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.shared.cli import CommandParser, run_command
-from fairseq_plugins.shared.files import check_folder, missing_folder
+from fairseq_plugins.shared.files import check_folder, is_hugging_face, missing_folder
 from fairseq_plugins.shared.languages import find_languages
 
 

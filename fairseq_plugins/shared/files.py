@@ -125,6 +125,21 @@ def nearest_checkpoint(path: str) -> str:
     return "" if found is None else f", such as {os.path.join(folder, found)}"
 
 
+def is_hugging_face(folder: Path) -> bool:
+    """Return whether a folder has a model or adapter in Hugging Face's format, and no model as `load` reads it."""
+    # transformers' trainer writes optimizer.pt and scheduler.pt.
+    ours = (folder / name for name in ("verifier.pt", "blockwise.pt"))
+    theirs = (folder / name for name in ("config.json", "adapter_config.json"))
+    return any(file.is_file() for file in theirs) and not any(file.is_file() for file in ours)
+
+
+def refuse_hugging_face(path: str, option: str | None) -> None:
+    """Raise ConfigurationError for weights in Hugging Face's format, or their folder, in place of a checkpoint."""
+    if path.endswith((".safetensors", "pytorch_model.bin")) or is_hugging_face(Path(path)):
+        remedy = "convert its folder with spec-dec-convert FOLDER OUT"
+        raise ConfigurationError(option, path, "is in Hugging Face's format", remedy)
+
+
 def first_of(folder: Path, *names: str) -> Path | None:
     """Return the first of these files that a folder has; None if it has none.
 

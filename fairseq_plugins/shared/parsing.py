@@ -18,7 +18,7 @@ from fairseq_plugins.process.output import say
 from fairseq_plugins.shared.checksums import check_sums
 from fairseq_plugins.shared.cli import CommandParser, advised
 from fairseq_plugins.shared.fairseq_errors import wrong_option
-from fairseq_plugins.shared.files import nearest_checkpoint
+from fairseq_plugins.shared.files import nearest_checkpoint, refuse_hugging_face
 
 # Options of the task that only training reads.
 TRAINING_OPTIONS = {
@@ -152,6 +152,7 @@ def check_paths(cfg: DictConfig, blockwise_path: str | None = None) -> None:
     checkpoints = {option: utils.split_paths(paths) if paths else [] for option, paths in files.items()}
     for option, paths in checkpoints.items():
         for path in paths:
+            refuse_hugging_face(path, option)
             nearest = nearest_checkpoint(path)
             if Path(path).is_dir():
                 raise ConfigurationError(option, path, "is a folder", f"give a checkpoint{nearest}")

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 import fairseq_plugins
-from fairseq_plugins.conversion import cache
 from fairseq_plugins.conversion import convert as module
 from fairseq_plugins.conversion.convert import convert
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.files import unwritable
+from fairseq_plugins.shared.files import is_hugging_face, unwritable
 from tests.conversion.support import save_model
 from tests.errors import refused
 
@@ -67,6 +66,6 @@ def test_errors_name_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_other_files_of_a_trainer_do_not_matter(tmp_path: Path) -> None:
     for name in ("config.json", "optimizer.pt", "scheduler.pt"):
         (tmp_path / name).touch()
-    assert cache.is_hugging_face(tmp_path)
+    assert is_hugging_face(tmp_path)
     (tmp_path / "verifier.pt").touch()
-    assert not cache.is_hugging_face(tmp_path)
+    assert not is_hugging_face(tmp_path)

@@ -95,6 +95,9 @@ def spoiled(folder: Path, models: Path, data: Path) -> Path:
     shutil.copytree(models, folder / "model", ignore=shutil.ignore_patterns("SHA256SUMS"))
     subwords = folder / "model" / "subwords.model"
     subwords.write_bytes(subwords.read_bytes()[:1000])
+    (folder / "hf").mkdir()
+    for name in ("config.json", "model.safetensors", "pytorch_model.bin"):
+        (folder / "hf" / name).touch()
     content = {file.name: file.read_bytes() for file in data.iterdir() if file.name != "preprocess.log"}
     changes: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
         "dict.latin1": ("dict.src.txt", lambda text: "ä 1\n".encode("latin-1") + text),
