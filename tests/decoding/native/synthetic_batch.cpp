@@ -1,6 +1,9 @@
 // Prints which sentences of the batch, with which costs are measured, equal the one before: no number if none does.
+// Then prints how many times 100 ms the clock of these measurements counts in a sleep of as much.
 
+#include <chrono>
 #include <cstdio>
+#include <thread>
 
 // For what is its own.
 #include "costs.cpp"
@@ -24,4 +27,7 @@ int main() {
         if (batch.sources.are_equal(b, b - 1)) std::printf("%d ", static_cast<int>(b));
     }
     std::printf("of %d\n", static_cast<int>(batch.sentences()));
+    const double began = spec_dec::thread_seconds();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    std::printf("%d\n", static_cast<int>(1000 * (spec_dec::thread_seconds() - began)) / 100);
 }

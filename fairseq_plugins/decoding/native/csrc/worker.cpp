@@ -29,17 +29,17 @@ void Worker::admit(const std::vector<int64_t>& sentences, int64_t batch_size) {
         batch.is_drafted[b] = is_drafted;
         if (is_drafted) drafted.push_back(b);
     }
-    timed(seconds[ENCODE], [&] { search.verifier.read_sources(sentences); });
-    if (!drafted.empty()) timed(seconds[PREPARE], [&] { search.drafter->begin(batch, drafted); });
+    timed(seconds[ENCODE], [&] { search.verifier.read_sources(sentences); }, clock);
+    if (!drafted.empty()) timed(seconds[PREPARE], [&] { search.drafter->begin(batch, drafted); }, clock);
     work.active.insert(work.active.end(), sentences.begin(), sentences.end());
 }
 
 void Worker::iterate() {
-    if (search.policy && search.drafter) timed(seconds[PREPARE], [&] { start_late(); });
-    timed(seconds[DRAFT], [&] { draft(); });
-    timed(seconds[VERIFY], [&] { verify(); });
-    timed(seconds[ACCEPT], [&] { accept(); });
-    if (search.drafter) timed(seconds[OBSERVE], [&] { search.drafter->observe(work); });
+    if (search.policy && search.drafter) timed(seconds[PREPARE], [&] { start_late(); }, clock);
+    timed(seconds[DRAFT], [&] { draft(); }, clock);
+    timed(seconds[VERIFY], [&] { verify(); }, clock);
+    timed(seconds[ACCEPT], [&] { accept(); }, clock);
+    if (search.drafter) timed(seconds[OBSERVE], [&] { search.drafter->observe(work); }, clock);
     if (search.drafter && search.policy) count_drafts();
     for (size_t index = 0; index < work.active.size(); ++index) {
         const int64_t b = work.active[index];

@@ -11,8 +11,10 @@ namespace spec_dec {
 
 class Worker final : public SearchWorker {
 public:
-    Worker(GreedySearch& search, Batch& batch)
+    // clock: returns the time in seconds, for `seconds`.
+    Worker(GreedySearch& search, Batch& batch, double (*clock)() = seconds_now)
         : search(search),
+          clock(clock),
           work(batch),
           batch(batch),
           counts(search.policy ? search.policy->width : 0),
@@ -44,6 +46,7 @@ private:
     void learn();
 
     GreedySearch& search;
+    double (*const clock)();
     Work work;
     Batch& batch;
     SurvivalCounts counts;
