@@ -242,6 +242,22 @@ def test_dry_run_prints_every_command_and_does_nothing(checkout: Path, recipe: s
     assert files_in(checkout) == before
 
 
+@pytest.mark.parametrize(
+    ("recipe", "end"), [("demo", "UPDATES_OF_20_EPOCHS"), ("back_translation", "4500"), ("ua_gec", "4500")]
+)
+def test_a_second_round_has_the_sizes_of_the_first_and_an_end(checkout: Path, recipe: str, end: str) -> None:
+    """A learning-rate schedule needs the end; the first round may have had other settings."""
+    languages = LANGUAGES.get(recipe, "en fr").replace(" ", "-")
+    names = {"NAME": f"second.{languages}", "FROM": f"first.{languages}", "BLOCKWISE_HEADS": "0", "GPUS": "0"}
+    result = run(checkout, recipe, "--dry-run", **names)
+    assert result.returncode == 0, result.stderr
+    trainings = re.findall("^fairseq-train .*", result.stdout, re.MULTILINE)
+    assert ["--tune-verifier" in training for training in trainings] == [True, False]
+    for training in trainings:
+        assert re.findall(r"--max-update (\S+)", training)[-1] == end
+        assert not re.search(r"--(en|de)coder-(embed|ffn-embed)-dim|--decoder-layers", training)
+
+
 @pytest.mark.parametrize("left_out, is_compared", [("sweep", True), ("blockwise", False)])
 def test_heads_that_are_left_out_are_not_compared(checkout: Path, left_out: str, is_compared: bool) -> None:
     result = run(checkout, "multi30k", "--dry-run", "--skip", left_out, BLOCKWISE_HEADS="4", GPUS="0")
@@ -266,6 +282,9 @@ def test_the_batch_of_the_paper_is_kept(checkout: Path) -> None:
         ("multi30k", [], {"DATA": "none"}, "DATA=none: no such folder"),
         ("multi30k", [], {"FROM": "first.en-de"}, "FROM=first.en-de: checkpoints/first.en-de/verifier.pt is missing;"),
         ("multi30k", [], {"FROM": "first.en-de", "DRAFTER": "tokens"}, "FROM=first.en-de: trains verifier and drafter"),
+        ("multi30k", [], {"FROM": "multi30k.en-de"}, "FROM=multi30k.en-de: is the NAME of this run, too; "),
+        ("multi30k", [], {"FROM": "first.en-de", "DATA": "/"}, "DATA=/: FROM=first.en-de continues with its own text"),
+        ("back_translation", [], {"FROM": "first.en-de", "MONO": "x"}, "MONO=x: FROM=first.en-de continues with"),
         ("multi30k", [], {"SHAPE": "huge"}, "SHAPE=huge: choose from tiny, base"),
         ("multi30k", [], {"AVERAGE": "some"}, "AVERAGE=some: give a number"),
         ("multi30k", [], {"DRAFTER_MINUTES": "1h"}, "DRAFTER_MINUTES=1h: give a number"),

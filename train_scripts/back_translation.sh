@@ -20,7 +20,7 @@ if [ -n "${DATA:-}" ]; then
     licence="that of the text in $DATA"
     [ -n "${MONO:-}" ] || die "MONO is missing; give a file of text in $tgt, a sentence a line"
 fi
-: "${MONO:=data-bin/$NAME/raw/mono.$tgt}"
+[ -n "${FROM:-}" ] || : "${MONO:=data-bin/$NAME/raw/mono.$tgt}"
 
 # No number here comes from a paper; those of multi30k.sh, with one training instead of two.
 : "${SUBWORDS:=unigram}" "${VOCABULARY:=5000}" "${BLOCK_SIZE:=10}" "${BLOCK_SIZES:=5,10}"

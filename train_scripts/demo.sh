@@ -14,20 +14,21 @@ script=${BASH_SOURCE[0]}
 source "$(dirname "$script")/recipe.sh" || exit
 recipe_stages=text,binarise,mono,reverse,sample,pairs,verifier,decode,merge,drafter,blockwise,table,card
 
-[ -n "${NAME:-}" ] || NAME=${DATA:+missing}
+given=${DATA:+DATA=$DATA}${FROM:+FROM=$FROM} text=${DATA:-data-bin/${FROM:-}/raw}
+[ -n "${NAME:-}" ] || NAME=${given:+missing}
 : "${NAME:=generated.en-de}"
-[ "$NAME" != missing ] || die "DATA=$DATA: NAME is missing; add a name for the results that ends in the two languages, such as NAME=mytext.en-de"
+[ "$NAME" != missing ] || die "$given: NAME is missing; add a name for the results that ends in the two languages, such as NAME=mytext.en-de"
 [[ $NAME =~ ^([A-Za-z0-9_-][A-Za-z0-9._-]*\.)?([A-Za-z0-9_]+)-([A-Za-z0-9_]+(-[A-Za-z0-9_]+)*)$ ]] ||
     die "NAME=$NAME: does not end in two languages; name it like mytext.en-de, for text in FILE.en and FILE.de"
 src=${BASH_REMATCH[2]} tgt=${BASH_REMATCH[3]}
-while [[ $tgt == *-* && ! (-e ${DATA:-}/train.$src && -e ${DATA:-}/train.$tgt) ]]; do # pt-BR-en
+while [[ $tgt == *-* && ! (-e $text/train.$src && -e $text/train.$tgt) ]]; do # pt-BR-en
     src+=-${tgt%%-*} tgt=${tgt#*-}
 done
 LANGUAGE_OF_TARGET=$tgt
 [ "$src" != "$tgt" ] || die "NAME=$NAME: both languages are $src; name it like mytext.en-de"
 
 # No number here comes from a paper.
-if [ -z "${DATA:-}" ]; then
+if [ -z "$given" ]; then
     [ "$src-$tgt" = en-de ] || die "NAME=$NAME: the generated corpus is en-de; use a name that ends so, or give DATA=folder"
     origin="the generated corpus" licence="generated from Unicode CLDR (Unicode License v3)"
     : "${TRAIN_PAIRS:=24000}" "${VALID_PAIRS:=500}" "${TEST_PAIRS:=500}" "${SUBWORDS:=bpe}" "${VOCABULARY:=1200}"
@@ -38,7 +39,7 @@ if [ -z "${DATA:-}" ]; then
     # After a few minutes of training few tokens are accepted, so longer drafts would save no time.
     : "${BLOCK_SIZE:=5}" "${DECODING_BLOCK_SIZE:=4}"
 else
-    licence="that of the text in $DATA"
+    licence="that of the text in $text"
     : "${SUBWORDS:=unigram}" "${VOCABULARY:=4000}"
     : "${LAYERS:=4}" "${DRAFTER_LAYERS:=2}" "${FFN_WIDTH:=256}" "${VERIFIER_DROPOUT:=0.2}"
     : "${VERIFIER_EPOCHS:=30}" "${DRAFTER_EPOCHS:=20}" "${BLOCKWISE_EPOCHS:=10}"

@@ -10,6 +10,7 @@ blockwise_training="$training --lr $VERIFIER_LR --max-update $VERIFIER_UPDATES"
 verifier_options="--task translation --arch transformer $size --criterion label_smoothed_cross_entropy $blockwise_training
     --dropout $VERIFIER_DROPOUT"
 teacher_options=$verifier_options
+[ -z "${FROM:-}" ] || size= # that of the models of FROM
 # The drafter starts as a copy of the verifier's layers, so a short warm-up is enough.
 drafter_training="--arch block_nat_tiny $size $training --lr $DRAFTER_LR --dropout $DRAFTER_DROPOUT --max-update $DRAFTER_UPDATES
     --warmup-updates $((DRAFTER_UPDATES / 15))"

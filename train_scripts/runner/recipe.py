@@ -73,6 +73,11 @@ class Recipe(Pipeline):
     def check_second_round(self) -> None:
         """Set the settings that FROM implies; raise RecipeError if its models are missing."""
         s = self.settings
+        if s.FROM == s.NAME:
+            raise RecipeError(f"FROM={s.FROM}: is the NAME of this run, too; give the second round a NAME of its own")
+        for name in ("DATA", "MONO"):
+            if given := getattr(s, name):
+                raise RecipeError(f"{name}={given}: FROM={s.FROM} continues with its own text; leave {name} out")
         if s.DRAFTER != "features":
             cannot = f"trains verifier and drafter together, which DRAFTER={s.DRAFTER} cannot"
             raise RecipeError(f"FROM={s.FROM}: {cannot}; leave DRAFTER out")
@@ -107,7 +112,8 @@ class Recipe(Pipeline):
         else:
             self.distil(teacher, s.DISTIL_DECODER, distilled, s.DISTIL_RATIO, s.KEEP_RAW)
             self.train_model("verifier", "verifier", distilled, self.verifier_options, distilled)
-        self.train_drafter("drafter", "drafter", self.verifier, distilled, self.drafter_updates(distilled))
+        updates = self.drafter_updates("drafter", "drafter", self.verifier, distilled)
+        self.train_drafter("drafter", "drafter", self.verifier, distilled, updates)
         if s.BLOCKWISE_HEADS != "0":
             self.train_blockwise(distilled)
 
@@ -131,14 +137,17 @@ class Recipe(Pipeline):
             f"{kind} {s.DRAFTER_OPTIONS} {options}"
         ), verifier, data)  # fmt: skip
 
-    def drafter_updates(self, data: Path) -> str:
-        """Return DRAFTER_EPOCHS as --max-update, which the drafter's learning-rate schedule may need."""
-        s, counted = self.settings, self.logs / "drafter-updates.txt"
-        if not s.DRAFTER_EPOCHS or "drafter" not in self.wanted or (self.runs / "drafter").exists():
+    def drafter_updates(self, name: str, model: str, verifier: Path, data: Path) -> str:
+        """Return DRAFTER_EPOCHS as --max-update, which the drafter's learning-rate schedule may need.
+
+        Arguments as for `train_drafter`.
+        """
+        s, counted = self.settings, self.logs / f"{model}-updates.txt"
+        if not s.DRAFTER_EPOCHS or name not in self.wanted or (self.runs / model).exists():
             return ""
         if is_dry_run():
             return f"--max-update UPDATES_OF_{s.DRAFTER_EPOCHS}_EPOCHS"
-        self.check_needs("drafter", self.verifier, data)
+        self.check_needs(name, verifier, data)
         count = f"count-updates {data} --languages {s.src} {s.tgt} --epochs {s.DRAFTER_EPOCHS}"
         run(f"{TOOL} {count} --tokens {s.DRAFTER_TOKENS}", out=counted)
         return f"--max-update {counted.read_text()}"
@@ -148,9 +157,12 @@ class Recipe(Pipeline):
         s, both, tuned = self.settings, self.models / "verifier-with-drafter.pt", self.models / "tuned.pt"
         before = Path("checkpoints", s.FROM)
         self.base = before / "drafter.pt"
-        updates = f"--max-update {s.TUNE_UPDATES}" if s.TUNE_UPDATES else ""
-        self.train_drafter("verifier", both.stem, before / "verifier.pt", data, f"--tune-verifier {updates}")
-        split = f"{TOOL} split-verifier {both} {before}/verifier.pt {self.verifier} {tuned}"
+        verifier = before / "verifier.pt"
+        updates = self.drafter_updates("verifier", both.stem, verifier, data)
+        if s.TUNE_UPDATES:
+            updates = f"--max-update {s.TUNE_UPDATES}"
+        self.train_drafter("verifier", both.stem, verifier, data, f"--tune-verifier {updates}")
+        split = f"{TOOL} split-verifier {both} {verifier} {self.verifier} {tuned}"
         self.step("verifier", self.verifier, "separate verifier and drafter", lambda: run(split), both, newer=both)
         self.base = tuned
 
