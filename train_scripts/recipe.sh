@@ -11,9 +11,12 @@ for name in DATA BART; do # named from where the user is
     folder=$(cd -- "${!name}" 2>/dev/null && pwd) || { printf 'error: %s=%s: cannot be read; make it readable\n' "$name" "${!name}" >&2; exit 2; }
     printf -v "$name" %s "$folder"
 done
-for name in TEACHER MONO; do
-    if [ -f "${!name:-}" ]; then printf -v "$name" %s "$(realpath -- "${!name}")"; fi
-done
+if [ -f "${MONO:-}" ]; then MONO=$(realpath -- "$MONO"); fi
+if [ -n "${TEACHER:-}" ]; then # an ensemble has colons
+    mapfile -t -d : teachers < <(printf %s "$TEACHER")
+    for i in "${!teachers[@]}"; do [ ! -f "${teachers[i]}" ] || teachers[i]=$(realpath -- "${teachers[i]}"); done
+    TEACHER=$(IFS=: && printf %s "${teachers[*]}")
+fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export recipe=train_scripts/${script##*/}
 if [ -f site.sh ]; then # modules, settings or a container of this cluster

@@ -490,6 +490,10 @@ def test_a_recipe_starts_from_anywhere(clone: Path, tmp_path: Path) -> None:
     result = recipe(clone, "../linked", "--dry-run", folder=tmp_path, **variables)
     model = shlex.quote(f"{tmp_path}/mein Täxt's/model.pt")
     assert f"--finetune-from-model {model} " in result.stdout, result.stderr
+    ensemble = [f"{tmp_path}/mein Täxt's/{name}" for name in ("train.en", "train.de")]
+    variables |= {"TEACHER": "mein Täxt's/train.en:mein Täxt's/train.de", "TEACHERS": "0"}
+    result = recipe(clone, "multi30k", "--dry-run", folder=tmp_path, **variables)
+    assert f"--path {shlex.quote(':'.join(ensemble))} " in result.stdout, result.stderr
 
 
 def test_a_folder_that_cannot_be_read_is_not_left_out(clone: Path, tmp_path: Path) -> None:
