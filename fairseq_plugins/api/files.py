@@ -1,18 +1,20 @@
 """Which files make a model: verifier, drafter, dictionaries and subwords, found in a folder or named one by one."""
 
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairseq_plugins.conversion.cache import converted
 from fairseq_plugins.conversion.settings import LoadSettings
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.shared.files import CHECKPOINTS, first_of, is_hugging_face, missing_folder
+from fairseq_plugins.shared.files import CHECKPOINTS, cache_folder, first_of, is_hugging_face, missing_folder
 from fairseq_plugins.shared.languages import find_languages
 
 GPT2_FILES = ("encoder.json", "vocab.bpe")
 """Vocabulary and merges of GPT-2's byte-level subwords, as fairseq names them."""
+# Number of the converter's output, raised when that changes.
+_CONVERTER = 7
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def _home(folder: Path, converts: bool) -> Path:
         raise ConfigurationError("folder", folder, "is a file", remedy)
     if not folder.is_dir():
         raise missing_folder("folder", folder, "one with verifier.pt and dictionaries")
-    return converted(folder) if converts and is_hugging_face(folder) else folder
+    return _converted(folder) if converts and is_hugging_face(folder) else folder
 
 
 def _verifier_in(home: Path | None, heads: bool) -> Path:
@@ -155,3 +157,21 @@ def find_subwords(folder: Path, given: str | Path | None = None) -> Path | None:
     if not found.is_file():
         raise ConfigurationError("--subwords", found, "no such file", "give a sentencepiece model, or codes")
     return found
+
+
+def _converted(folder: Path) -> Path:
+    """Return the folder of the converted model, cached in $XDG_CACHE_HOME/fairseq-spec-dec (default: ~/.cache)."""
+    # A changed file has another size or time, so its model is converted again.
+    files = [(file.name, file.stat()) for file in sorted(folder.iterdir()) if file.exists()]
+    stamp = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
+    key = hashlib.sha256(repr((_CONVERTER, folder.resolve(), stamp)).encode()).hexdigest()[:16]
+    target = cache_folder() / f"{folder.resolve().name}.{key}"
+    from fairseq_plugins.conversion.convert import convert  # which most programs need not import
+
+    try:
+        if not target.is_dir():
+            convert(folder, target)
+    except ConfigurationError:
+        if not target.is_dir():  # else another process has converted it meanwhile
+            raise
+    return target

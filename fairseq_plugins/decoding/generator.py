@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from fairseq_plugins.decoding.backends import Backend
 from fairseq_plugins.decoding.constraints import Constraints, constraints_of
-from fairseq_plugins.decoding.current_gpu import on_device
 from fairseq_plugins.decoding.decoded import Decoded, StepOutput
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.decoding.recording.stats import DecodingStats, SentenceStats
 from fairseq_plugins.decoding.recording.trace_writer import TraceWriter
 from fairseq_plugins.decoding.reference.alignment import Extract, align
+from fairseq_plugins.decoding.reference.arithmetic import on_device
 from fairseq_plugins.decoding.reference.encoder import is_known_encoder
 from fairseq_plugins.decoding.reference.rows import from_host
 from fairseq_plugins.decoding.reference.sampling import group_samples, with_samples

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from fairseq_plugins.decoding.constraints import Constraints
-from fairseq_plugins.decoding.current_gpu import on_device
 from fairseq_plugins.decoding.decoded import Decoded, Hypothesis, StepOutput
 from fairseq_plugins.decoding.kernel_module import AnySentence, FoundHypothesis, FoundOutput, KernelModule, Unsupported
 from fairseq_plugins.decoding.kernel_weights import KernelWeights
 from fairseq_plugins.decoding.method import KernelMethod, MethodContext, MethodOptions, MethodSpec
+from fairseq_plugins.decoding.reference.arithmetic import on_device
 from fairseq_plugins.decoding.reference.sampling import Sampling
 from fairseq_plugins.decoding.reference.search.beam import eos_forbidden_error
 

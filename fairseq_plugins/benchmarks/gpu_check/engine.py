@@ -71,7 +71,8 @@ class Variant:
     @contextmanager
     def used(self) -> Iterator[None]:
         """Use these settings for the generators that decode first inside."""
-        from fairseq_plugins.decoding.gpu import graphs, host_loop, runner
+        from fairseq_plugins.decoding.gpu import host_loop, runner
+        from fairseq_plugins.decoding.reference.captured.graph_capture import Replayed
 
         usual = runner.Tiles.of
 
@@ -85,7 +86,7 @@ class Variant:
             if not self.depends:
                 changes.enter_context(mock.patch.object(runner, "uses_dependent_launch", lambda device: False))
             if not self.replays:
-                changes.enter_context(mock.patch.object(graphs.Replayed, "__call__", lambda graph: graph.launch()))
+                changes.enter_context(mock.patch.object(Replayed, "__call__", lambda graph: graph.launch()))
             yield
 
 

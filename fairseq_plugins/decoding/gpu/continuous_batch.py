@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from fairseq_plugins.decoding.current_gpu import on_device
 from fairseq_plugins.decoding.gpu.beam_search import EosForbidden
 from fairseq_plugins.decoding.gpu.host_loop import Flight, HostLoop, Sentence
 from fairseq_plugins.decoding.kernel_module import FoundEvent
+from fairseq_plugins.decoding.reference.arithmetic import on_device
 
 
 class Cancelled(Exception):

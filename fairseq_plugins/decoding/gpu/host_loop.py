@@ -18,11 +18,11 @@ from torch import Tensor
 from fairseq_plugins.decoding.gpu.batch import TILE
 from fairseq_plugins.decoding.gpu.beam_search import BeamSearch, EosForbidden
 from fairseq_plugins.decoding.gpu.drafter import Drafter
-from fairseq_plugins.decoding.gpu.graphs import Replayed
 from fairseq_plugins.decoding.gpu.kernels.constants import ALL_ROWS, EOS_IS_FORBIDDEN, STATUS
 from fairseq_plugins.decoding.gpu.policy import Policy
 from fairseq_plugins.decoding.gpu.search import GreedySearch, packed
 from fairseq_plugins.decoding.kernel_module import FoundHypothesis, FoundOutput
+from fairseq_plugins.decoding.reference.captured.graph_capture import Replayed
 from fairseq_plugins.decoding.reference.rows import from_host
 from fairseq_plugins.errors import NAN_SCORES
 

@@ -1,10 +1,10 @@
-"""Turn off PyTorch's reduced-precision arithmetic on a GPU while decoding.
+"""PyTorch's settings of a GPU while decoding: no reduced-precision arithmetic, and the current device of the thread.
 
-These flags are global, so they are restored afterwards: training and other code keep their settings.
+They are restored afterwards: training and other code keep theirs.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +17,11 @@ _REDUCED_PRECISION = (
     (_MATMUL, "allow_fp16_reduced_precision_reduction"),
     (_MATMUL, "allow_bf16_reduced_precision_reduction"),
 )
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a GPU the current one, where Triton launches and graphs are captured; other devices change nothing."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from fairseq_plugins.decoding.constraints import Constraints
-from fairseq_plugins.decoding.current_gpu import on_device
 from fairseq_plugins.decoding.decoded import Decoded, StepOutput
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.recording.trace_writer import TraceWriter
-from fairseq_plugins.decoding.reference.arithmetic import exact_arithmetic
+from fairseq_plugins.decoding.reference.arithmetic import exact_arithmetic, on_device
 from fairseq_plugins.decoding.reference.batch import Batch
 from fairseq_plugins.decoding.reference.state import Advance, BeamAdvance, Draft, obeying_prefix
 from fairseq_plugins.decoding.reference.verifier import DrafterIsVerifier

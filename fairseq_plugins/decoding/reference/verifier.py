@@ -8,13 +8,13 @@ import torch
 from fairseq.models import FairseqEncoderDecoderModel
 from torch import Tensor
 
+from fairseq_plugins.decoding.constraints import forbid_repetition
 from fairseq_plugins.decoding.reference.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.reference.captured.graphed_decoder import cached_decoder
 from fairseq_plugins.decoding.reference.captured.graphed_encoder import fused_encoder
 from fairseq_plugins.decoding.reference.encoder import EncoderOut
 from fairseq_plugins.decoding.reference.engine import Engine, log_softmax
 from fairseq_plugins.decoding.reference.layout import BeamLayout, Chain
-from fairseq_plugins.decoding.reference.repetition import forbid_repetition
 from fairseq_plugins.decoding.reference.sampling import Choose, Sampling
 from fairseq_plugins.decoding.reference.state import DecodingState, Draft, Verification
 

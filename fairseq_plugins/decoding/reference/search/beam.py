@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from fairseq_plugins.decoding.constraints import forbid_repetition
 from fairseq_plugins.decoding.decoded import Hypothesis
-from fairseq_plugins.decoding.reference.repetition import forbid_repetition
 from fairseq_plugins.decoding.reference.rows import from_host
 from fairseq_plugins.decoding.reference.search.strategy import SearchStrategy
 from fairseq_plugins.decoding.reference.state import BeamAdvance, Beams, Candidates, DecodingState, Draft, Selection

@@ -10,8 +10,8 @@ import pytest
 import torch
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 
+from fairseq_plugins.decoding.constraints import forbid_repetition
 from fairseq_plugins.decoding.reference.engine import Engine
-from fairseq_plugins.decoding.reference.repetition import forbid_repetition
 from tests.errors import error_about
 from tests.support import (
     Options,
