@@ -31,6 +31,9 @@ _KNOWN = (
      "{--diversity-rate} exclude each other", "give one of them"),
     ("_generate", "min_len cannot be larger", "--min-len", "longer than the longest output allowed", "lower it or "
      "raise {--max-len-b}"),
+    ("_infer_single_node_init", "world size is", "--distributed-world-size", "fairseq starts one process for each GPU "
+     "here", "start them with torchrun --nproc-per-node N --no-python fairseq-train, on a CPU with {--cpu} "
+     "{--distributed-backend gloo} {--ddp-backend legacy_ddp}"),
     ("build_fp32_params", "compiled with CUDA|NVIDIA driver|No CUDA GPUs", "--fp16", "trains on a GPU",
      "add {--cpu-bf16} or {--bf16} instead"),
     ("step_update", "division by zero", "--lr-scheduler", "has no updates after the warm-up",
