@@ -120,14 +120,19 @@ class OutputShards:
             lock(shards[0], self._files[0], wait=True)
             if not is_own_file(self._files[0]):  # another process has joined them
                 return False
-            with open_own(self._folder / _JOINED, "wb") as joined:
-                for shard in shards:
-                    shard.readline()  # its origin
-                while sum(_copy_chunk(shard, joined) for shard in shards):
-                    pass
-                joined.flush()
-                os.fsync(joined.fileno())
-            os.replace(self._folder / _JOINED, self._output)
+            whole = self._folder / _JOINED
+            with open_own(whole, "wb") as joined:
+                try:
+                    for shard in shards:
+                        shard.readline()  # its origin
+                    while sum(_copy_chunk(shard, joined) for shard in shards):
+                        pass
+                    joined.flush()
+                    os.fsync(joined.fileno())
+                    os.replace(whole, self._output)
+                except BaseException:  # the next run joins the shards, which stay
+                    whole.unlink(missing_ok=True)
+                    raise
             if self._run:
                 with open_own(self._folder / _FINISHED, "wb") as finished:
                     finished.write(self._run)

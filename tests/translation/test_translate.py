@@ -252,6 +252,7 @@ def test_shards_that_a_full_disk_left_are_joined(
         full.setattr(output_shards, "_copy_chunk", fail)
         assert translate(text) == 2
     assert "out: cannot be written (No space left on device); free disk space" in capsys.readouterr().err
+    assert [file.name for file in (text.parent / "out.parts").iterdir()] == ["0-of-1"]
     assert translate(text) == 0
     assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [*expected, ""]
     assert capsys.readouterr().err == f"spec-dec-translate: all of {text} is in {text.parent / 'out'}\n"
