@@ -2,6 +2,7 @@
 
 import os
 import re
+import traceback
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Any
@@ -145,10 +146,34 @@ def one_line(text: object, length: int | None = None) -> str:
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)[:length]
 
 
-def out_of_gpu_memory(error: BaseException, remedy: str) -> ConfigurationError:
+class OutOfMemory(ConfigurationError):
+    """Memory was refused, perhaps only until another program ends."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory was refused: PyTorch has no class of such errors, and that of GPUs is not imported here."""
+    is_gpus = type(error).__name__ == "OutOfMemoryError"
+    return isinstance(error, MemoryError) or is_gpus or "annot allocate memory" in str(error)
+
+
+def out_of_gpu_memory(error: BaseException, remedy: str) -> OutOfMemory:
     """Return the error of a GPU without free memory, which advises `remedy` or the CPU."""
     problem = f"out of memory on the GPU ({one_line(error, 200)})"
-    return ConfigurationError(None, None, problem, f"{remedy}, or decode with {{--cpu}}")
+    return OutOfMemory(None, None, problem, f"{remedy}, or decode with {{--cpu}}")
+
+
+def _less_gpu_memory(error: BaseException) -> str:
+    """Return what would take less of a GPU's memory, by where it was refused: not all depends on the batch."""
+    places = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if any(place.co_name == "_apply" for place in places):  # by which PyTorch moves a model
+        return "the model does not fit: add {--fp16}, end other programs there"
+    if any("/decoding/gpu/" in place.co_filename for place in places):
+        return FEWER_SENTENCES
+    return "lower {--batch-size} or {--max-tokens}"
+
+
+FEWER_SENTENCES = "give fewer {--active-sentences}, such as 32"
+"""What takes less memory in the GPU engine, which has it for any batch."""
 
 
 # Also of the compiled kernels (csrc/limits.cpp).
@@ -166,8 +191,10 @@ def explain(error: BaseException) -> ConfigurationError | None:
     if isinstance(error, AssertionError) and reason.startswith("--"):  # of fairseq's commands, about their options
         both = "give both the number of samples, such as {--beam 1} {--nbest 1}"
         return ConfigurationError(None, None, reason, both if "--sampling" in reason else "")
-    if type(error).__name__ == "OutOfMemoryError":  # of PyTorch; by name, to avoid its import
-        return out_of_gpu_memory(error, "lower {--batch-size} or {--max-tokens}")
+    if is_out_of_memory(error):
+        if type(error).__name__ == "OutOfMemoryError":
+            return out_of_gpu_memory(error, _less_gpu_memory(error))
+        return OutOfMemory(None, None, f"out of memory ({reason})", "free some, or raise the limit of this process")
     sentence = re.match(r"Size of sample #(\d+) is invalid \(=(.*)\) since max_positions=(.*), skip", reason)
     if sentence is not None:
         number, size, limit = (re.sub(r"np\.int\d+\((\d+)\)", r"\1", part) for part in sentence.groups())

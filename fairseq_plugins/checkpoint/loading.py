@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.checkpoint.mapped_weights import can_map, map_in_small_pages
 from fairseq_plugins.checkpoint.settings import MODELS, TASKS, check_settings, check_task_settings, model_name
-from fairseq_plugins.errors import ConfigurationError, flag, one_line
+from fairseq_plugins.errors import ConfigurationError, flag, is_out_of_memory, one_line
 from fairseq_plugins.shared.files import nearest_checkpoint, refuse_hugging_face
 from fairseq_plugins.shared.parsing import arguments_of_fairseqs_tool
 
@@ -154,7 +154,7 @@ def _unreadable(error: BaseException) -> str | None:
         return f"cannot be read ({error.strerror or error}); give a checkpoint that fairseq-train wrote"
     if isinstance(error, (TypeError, AttributeError)):
         return NOT_OF_FAIRSEQ_TRAIN
-    if isinstance(error, MemoryError) or not isinstance(error, Exception):
+    if is_out_of_memory(error) or not isinstance(error, Exception):
         return None
     # A damaged file lets torch's loader fail in any way: with wrong text, an empty stack, an unknown kind ...
     reason = one_line(error, 300) or "unexpected end of file"
@@ -266,7 +266,7 @@ def misfit(option: str, path: str, error: Exception) -> ConfigurationError | Non
 
     None for errors that are not about the checkpoint, such as a lack of memory or of a package.
     """
-    if isinstance(error, (ConfigurationError, MemoryError, ImportError)):
+    if is_out_of_memory(error) or isinstance(error, (ConfigurationError, ImportError)):
         return None
     kind = "" if isinstance(error, (RuntimeError, ValueError)) else f"{type(error).__name__}: "
     functions = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}

@@ -16,6 +16,8 @@ from typing import Any
 from fairseq_plugins.api.options import spelling_of
 from fairseq_plugins.errors import ConfigurationError, spell_as
 from fairseq_plugins.process.deferred import without_garbage_collection
+from fairseq_plugins.process.ending import FAILED
+from fairseq_plugins.process.output import say
 from fairseq_plugins.shared.cli import CommandParser, named_values, not_negative, positive, run_command
 from fairseq_plugins.shared.files import missing_folder
 from fairseq_plugins.shared.languages import split_pair
@@ -145,7 +147,11 @@ def run(argv: Sequence[str]) -> None:
     process.run()
     if process.should_exit:  # after a signal that the shell has it ignore, as SIGINT of commands with &
         return
-    raise ConfigurationError("MODEL", " ".join(args.models), "cannot be loaded", "see the errors above")
+    unloaded = ConfigurationError("MODEL", " ".join(args.models), "cannot be loaded", "see the errors above")
+    if all(model.is_wrong for model in models):
+        raise unloaded
+    say(f"{NAME}: error: {unloaded}")
+    sys.exit(FAILED)  # out of memory may end: another status, after which systemd starts the server again
 
 
 main = partial(run_command, NAME, run)

@@ -13,7 +13,7 @@ from fairseq_plugins.api import Model, Service, load
 from fairseq_plugins.api.loading import with_decoder
 from fairseq_plugins.api.service import MAX_BEAM, MAX_SENTENCES
 from fairseq_plugins.data.sentences import split_text
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, OutOfMemory
 from fairseq_plugins.serving.errors import RequestError
 from fairseq_plugins.shared.languages import split_pair
 
@@ -36,6 +36,7 @@ class ServedModel:
         beam: of requests that name none; None for that of the model's decoder.
         max_waiting, max_beam, threads: of its services.
         state, problem: whether it can translate, and why not.
+        is_wrong: whether its files or options are why not: it could not be loaded later either.
         unsubmitted: sentences of requests that its services do not have yet.
     """
 
@@ -48,6 +49,7 @@ class ServedModel:
     threads: int | None = None
     state: State = "loading"
     problem: str = "is loading"
+    is_wrong: bool = False
     unsubmitted: int = 0
 
     def __post_init__(self) -> None:
@@ -101,6 +103,7 @@ class ServedModel:
             # Clients see no path of the server.
             for folder in (os.path.abspath(self.folder), self.folder):
                 problem = problem.replace(folder, Path(folder).name)
+            self.is_wrong = isinstance(error, ConfigurationError) and not isinstance(error, OutOfMemory)
             self.state, self.problem = "broken", problem
             home = Path(self.folder)
             self.languages = self.languages or split_pair(home.name.rpartition(".")[2], home)

@@ -2,14 +2,16 @@
 
 from argparse import Namespace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
 import fairseq_plugins
 from fairseq_plugins.checkpoint.averaging import new_checkpoint
-from fairseq_plugins.checkpoint.loading import building, check_task
+from fairseq_plugins.checkpoint.loading import building, check_task, read_state
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.shared.cli import run_command
 from tests.errors import error_about
 from tests.support import make_args, make_task, make_transformer
 
@@ -67,10 +69,23 @@ def test_a_file_is_refused_as_verifier_of_the_api_and_of_training(tmp_path: Path
         task.training_verifier()
 
 
+REFUSED = "unable to mmap 8 bytes from file <x.pt>: Cannot allocate memory (12)"
+
+
+def test_a_file_for_which_memory_is_refused_is_not_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.pt").touch()
+    with mock.patch("torch.load", side_effect=RuntimeError(REFUSED)):
+        assert run_command("spec-dec-x", lambda _: print(read_state(str(tmp_path / "x.pt"), None)), []) == 2
+    line = f"spec-dec-x: error: out of memory ({REFUSED}); free some, or raise the limit of this process\n"
+    assert capsys.readouterr().err == line
+
+
 @pytest.mark.parametrize(
     ("error", "shown"),
     [
         (MemoryError(), None),
+        (RuntimeError(REFUSED), None),
+        (torch.OutOfMemoryError("CUDA out of memory"), None),
         (ModuleNotFoundError("No module named 'fairscale'"), None),
         (ConfigurationError("--other", None, "own"), None),
         (AttributeError("no such thing"), r"cannot be built .* \(AttributeError: no such thing\)"),

@@ -16,6 +16,7 @@ from fairseq.data import Dictionary
 from sentencepiece import SentencePieceProcessor
 
 from fairseq_plugins.checkpoint.tool_errors import explain_in_tool
+from fairseq_plugins.decoding import gpu
 from fairseq_plugins.decoding.gpu.backend import GpuBackend
 from fairseq_plugins.decoding.kernel_backend import KernelBackend
 from fairseq_plugins.errors import ConfigurationError, on_command_line
@@ -151,6 +152,13 @@ def test_gpu_out_of_memory() -> None:
     message = explained(fail)
     assert message.startswith("out of memory on the GPU (CUDA out of memory. Tried to allocate")
     assert "--batch-size" in message and "\n" not in message
+    moved = torch.nn.Linear(2, 3)
+    with mock.patch.object(torch.nn.Parameter, "cuda", fail, create=True):
+        message = explained(moved.cuda)
+    assert "; the model does not fit: add --fp16" in message and "--batch-size" not in message
+    in_engine = compile("fail()", str(Path(gpu.__file__).with_name("search.py")), "exec")  # which needs Triton
+    message = explained(exec, in_engine, {"fail": fail})
+    assert "; give fewer --active-sentences, such as 32" in message and "--batch-size" not in message
     engine: Any = GpuBackend  # takes its memory when it is built
     context = SimpleNamespace(models=[make_transformer(make_task(40), 3)])
     with mock.patch.object(KernelBackend, "__init__", side_effect=fail), pytest.raises(ConfigurationError) as caught:

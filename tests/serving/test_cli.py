@@ -7,11 +7,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
+import torch
 from prometheus_client import generate_latest
 
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, out_of_gpu_memory
 from fairseq_plugins.serving import cli
 from fairseq_plugins.serving.errors import RequestError
 from fairseq_plugins.serving.metrics import Metrics
@@ -142,6 +144,25 @@ def test_a_server_without_any_model_ends(tmp_path: Path, capsys: pytest.CaptureF
     log = capsys.readouterr().err.splitlines()
     assert any("ERROR model" in line for line in log)
     assert log[-1] == f"spec-dec-serve: error: MODEL {tmp_path}: cannot be loaded; see the errors above"
+
+
+def test_a_server_whose_models_may_load_later_has_another_status(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd starts it again, except after the status that its unit names: that of models that are wrong."""
+    unit = (REPOSITORY / "examples" / "serve" / "spec-dec-serve.service").read_text()
+    assert "RestartPreventExitStatus=2\n" in unit
+    wrong, gpu = ConfigurationError("--path", "x", "wrong"), out_of_gpu_memory(torch.OutOfMemoryError("full"), "wait")
+    for error, is_wrong in ((wrong, True), (gpu, False), (MemoryError(), False), (KeyError("a crash"), False)):
+        monkeypatch.setattr("fairseq_plugins.serving.models.load", mock.Mock(side_effect=error))
+        model = ServedModel(str(FOLDER))
+        model.load()
+        assert (model.state, model.is_wrong) == ("broken", is_wrong)
+    monkeypatch.setattr("fairseq_plugins.serving.models.load", mock.Mock(side_effect=[wrong, gpu]))
+    with pytest.raises(SystemExit, match="^1$"):
+        cli.main([str(FOLDER), str(FOLDER), "--port", str(free_port())])
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"spec-dec-serve: error: MODEL {FOLDER} {FOLDER}: cannot be loaded; see the errors above"
 
 
 def free_port() -> int:

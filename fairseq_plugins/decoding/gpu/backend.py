@@ -9,7 +9,7 @@ from fairseq_plugins.decoding.kernel_backend import KernelBackend
 from fairseq_plugins.decoding.kernel_weights import KernelWeights
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
 from fairseq_plugins.decoding.reference.fixed_shapes import missing_triton, triton_problem
-from fairseq_plugins.errors import out_of_gpu_memory
+from fairseq_plugins.errors import FEWER_SENTENCES, out_of_gpu_memory
 
 _CAPABILITY, _TRITON = (8, 0), (3, 6)
 
@@ -35,7 +35,7 @@ class GpuBackend(KernelBackend):
         try:
             super().__init__(spec, options, context, **lengths, **settings)
         except torch.OutOfMemoryError as error:
-            raise out_of_gpu_memory(error, "give fewer {--active-sentences}, such as 32") from error
+            raise out_of_gpu_memory(error, FEWER_SENTENCES) from error
         self.reason = "Triton's kernels run all of it on this GPU"
 
     def refusal(self, context: MethodContext) -> str | None:
