@@ -1,11 +1,13 @@
 """The command: models and languages, errors, and a process that ends as asked."""
 
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -14,6 +16,7 @@ import torch
 from prometheus_client import generate_latest
 
 from fairseq_plugins.errors import ConfigurationError, out_of_gpu_memory
+from fairseq_plugins.process.output import unchanged_logging
 from fairseq_plugins.serving import cli
 from fairseq_plugins.serving.errors import RequestError
 from fairseq_plugins.serving.metrics import Metrics
@@ -22,6 +25,17 @@ from tests.serving.running import FOLDER, Client
 from tests.support import REPOSITORY
 
 SECRET = "A man is riding a bicycle."
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """The command logs each request, of the servers of later tests too, to a stream that pytest closes."""
+    loggers = [logging.getLogger(name) for name in (cli.NAME, "uvicorn.error")]
+    levels = [logger.level for logger in loggers]
+    with unchanged_logging():
+        yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 def test_models_of_a_command_line() -> None:
