@@ -158,7 +158,7 @@ class TaskSession:
 
         `constraints` of the batch are phrases that outputs contain, as fairseq packs them.
         """
-        _set_beam(self.models, getattr(generator, "beam_size", 1))
+        set_beam(self.models, getattr(generator, "beam_size", 1))
         size = self._prefix_size
         prefix: Tensor | None = sample["target"][:, :size] if size > 0 else None
         # Through the task, which may add a first token or a prefix.
@@ -282,7 +282,7 @@ def subset_errors(subset: str, data: str, option: str = "--gen-subset") -> Itera
         raise ConfigurationError(None, data, problem, remedy) from error
 
 
-def _set_beam(models: Sequence[FairseqEncoderDecoderModel], beam: int) -> None:
+def set_beam(models: Sequence[FairseqEncoderDecoderModel], beam: int) -> None:
     """Set the beam in the layers of fairseq's BART, which keep that of the last search."""
     for model in models:
         for layer in model.decoder.layers if hasattr(model, "set_beam_size") else ():

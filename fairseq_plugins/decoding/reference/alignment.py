@@ -9,6 +9,7 @@ from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.utils import extract_hard_alignment
 from torch import Tensor
 
+from fairseq_plugins.checkpoint.session import set_beam
 from fairseq_plugins.errors import ConfigurationError
 
 # fairseq's `utils.extract_hard_alignment` or `extract_soft_alignment`:
@@ -78,6 +79,7 @@ def align(
         encoded = model.encoder.reorder_encoder_out(model.encoder.forward_torchscript(net_input), rows)
         return model.decoder(previous(first_token), encoder_out=encoded, features_only=True)[1]
 
+    set_beam(models, 1)  # BART would take every so many rows for one sentence
     with torch.no_grad():
         attention = aligned = mean(map(shown, models))
         if any(getattr(model, "full_context_alignment", False) for model in models):

@@ -2,6 +2,7 @@
 
 import sys
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +10,11 @@ from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.models.transformer_align import TransformerAlignModel
 from fairseq.utils import extract_hard_alignment
 
+from fairseq_plugins import wrap
 from fairseq_plugins.decoding.reference.alignment import align
 from tests.api.released import CLDR, loaded
 from tests.errors import error_about
+from tests.families import FAMILIES
 from tests.support import make_sample, make_task, make_transformer
 
 
@@ -48,6 +51,22 @@ def test_fairseqs_tools_align_what_they_print(monkeypatch: pytest.MonkeyPatch) -
     args = Namespace(beam=3, nbest=2, print_alignment="hard", min_len=4, max_len_b=12)
     found = task.build_generator(models, args).generate(models, make_sample(task, [3, 9]))
     assert [[len(one["alignment"]) > 0 for one in of_sentence] for of_sentence in found] == [[True, True, False]] * 2
+
+
+@pytest.mark.filterwarnings("ignore")  # of hydra, caused by fairseq
+def test_bart_aligns_each_sentence_to_its_own_source(tmp_path: Path) -> None:
+    """fairseq's BART keeps the beam of the search, and would read the sources of four sentences as of two."""
+    family = FAMILIES["bart"]
+    task = family.set_up(tmp_path)
+    model, _ = family.model(task)
+    sample, found = next(family.batches(task, 4)), {}
+    for decoder in ("beam", "fast-beam"):
+        wrap(task, decoder=decoder)
+        own = task.build_generator([model], Namespace(beam=2, print_alignment="hard", max_len_b=12))
+        own.most_aligned = 1  # as fairseq's tools print
+        found[decoder] = [best["attention"] for best, *_ in own.generate([model], sample)]
+    for ours, theirs in zip(found["fast-beam"], found["beam"], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_api_gives_the_source_subword_of_each_target_subword() -> None:
