@@ -38,7 +38,8 @@ class ContinuousBatch:
         # Results are copied while the next iterations run: what is copied, they do not write.
         self._beside: AbstractContextManager[Any] = nullcontext()
         if device.type == "cuda":
-            self._beside = torch.cuda.stream(torch.cuda.Stream(device))
+            # PyTorch has 32 streams of each priority: a graph of another generator may be captured on one of the usual.
+            self._beside = torch.cuda.stream(torch.cuda.Stream(device, priority=-1))
         self._thread = threading.Thread(target=self._work, name="continuous batch", daemon=True)
         self._thread.start()
         atexit.register(self.close)  # a thread that decodes while Python ends would abort

@@ -7,7 +7,7 @@ the length of drafts, whether long outputs or sources are split, and whether tok
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from itertools import product
@@ -22,7 +22,8 @@ from fairseq_plugins.decoding.gpu.kernels.constants import ALL_ROWS, EOS_IS_FORB
 from fairseq_plugins.decoding.gpu.policy import Policy
 from fairseq_plugins.decoding.gpu.search import GreedySearch, packed
 from fairseq_plugins.decoding.kernel_module import FoundHypothesis, FoundOutput
-from fairseq_plugins.decoding.reference.captured.graph_capture import Replayed
+from fairseq_plugins.decoding.reference.arithmetic import on_device
+from fairseq_plugins.decoding.reference.captured.graph_capture import capture_on_cuda
 from fairseq_plugins.decoding.reference.rows import from_host
 from fairseq_plugins.errors import NAN_SCORES
 
@@ -136,8 +137,8 @@ class HostLoop:
         self.search, self.drafter, self.policy, self.widths = search, drafter, policy, widths
         sizes = search.sizes
         self.batch, self.device, self.most_places = search.batch, search.device, search.sizes.places
-        self.iterations: dict[_Key, Replayed] = {}
-        self.encoders: dict[int, Replayed] = {}
+        self.iterations: dict[_Key, Callable[[], object]] = {}
+        self.encoders: dict[int, Callable[[], object]] = {}
         self.ahead, self.is_gpu = AHEAD, self.device.type == "cuda"
         self.ring = torch.zeros(AHEAD + 1, self.most_places, STATUS.value, dtype=torch.int32, pin_memory=self.is_gpu)
         self.waiting: deque[Sentence] = deque()
@@ -192,7 +193,7 @@ class HostLoop:
             self.batch.parts = self.search.sizes.parts(length, self.longest)
             key = self._key(width)
             if key not in self.iterations:
-                self.iterations[key] = Replayed(partial(self.search.iterate, self.places, width), self.device)
+                self.iterations[key] = replayed(partial(self.search.iterate, self.places, width), self.device)
         # Triton's interpreter has no costs to compare: there, all drafts have the full length.
         if self.policy is not None and self.is_gpu:
             self.batch.parts = self.search.sizes.parts(1, self.longest)
@@ -301,12 +302,12 @@ class HostLoop:
         into.copy_(from_host(list(zip(*of_tiles, strict=True)), self.device, torch.int32))
         encode()
 
-    def encoder_of(self, tiles: int) -> Replayed:
+    def encoder_of(self, tiles: int) -> Callable[[], object]:
         """Return the graph that encodes sources of this many tiles."""
         if tiles not in self.encoders:
             encoder = self.search.encoder
             encoder.input[encoder.most_tiles * TILE :].fill_(-1)
-            self.encoders[tiles] = Replayed(partial(self.search.encode, tiles), self.device)
+            self.encoders[tiles] = replayed(partial(self.search.encode, tiles), self.device)
         return self.encoders[tiles]
 
     def launch(self, number: int, flights: int) -> Flight:
@@ -372,6 +373,17 @@ class HostLoop:
             owner.output = tuple(values[row] for values in copies)
             if owner.has_ended:
                 self.owners[place] = None
+
+
+def replayed(launch: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """Return launches at fixed addresses, captured once as a CUDA graph; without a GPU, as they are.
+
+    The first call of `launch` compiles its kernels, so it must change nothing: all places that it reads are idle.
+    """
+    if device.type != "cuda":
+        return launch
+    with on_device(device):
+        return capture_on_cuda(launch)
 
 
 def _tiles(source: Sequence[int]) -> int:

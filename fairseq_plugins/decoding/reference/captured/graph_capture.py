@@ -7,7 +7,7 @@ import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ Outputs = tuple[Tensor | None, ...]
 Run = Callable[[], Outputs]
 # Captures a function; the result replays its kernels, which write to the same output tensors.
 Capture = Callable[[Run], Run]
+_Result = TypeVar("_Result")
 
 
 # One capture at a time: it begins by synchronising the device, which is forbidden while another thread captures, and
@@ -38,7 +39,7 @@ def _side_stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def capture_on_cuda(run: Run, **settings: Any) -> Run:
+def capture_on_cuda(run: Callable[[], _Result], **settings: Any) -> Callable[[], _Result]:
     """Capture a function that launches kernels, does not synchronise, and reads and writes fixed addresses.
 
     Follows https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
@@ -65,43 +66,11 @@ def capture_on_cuda(run: Run, **settings: Any) -> Run:
             outputs = run()
         _captured_graphs.add(graph)
 
-    def replay() -> Outputs:
+    def replay() -> _Result:
         graph.replay()
         return outputs
 
     return replay
-
-
-class Replayed:
-    """Launches of Triton's engine at fixed addresses; without a GPU, a function that is called.
-
-    Args:
-        launch: launches the kernels. The first call compiles them, so it must change nothing: all places are idle.
-        device: where they run.
-    """
-
-    def __init__(self, launch: Callable[[], object], device: torch.device) -> None:
-        self.launch = launch
-        self.graph: torch.cuda.CUDAGraph | None = None
-        if device.type != "cuda":
-            return
-        main, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-        side.wait_stream(main)
-        self.graph = torch.cuda.CUDAGraph()
-        # The current device is that of the stream. Stream and device are restored even if a capture fails.
-        with capturing, torch.cuda.stream(side):
-            launch()
-            # Other threads may use the device meanwhile.
-            with torch.cuda.graph(self.graph, stream=side, capture_error_mode="thread_local"):
-                launch()
-        main.wait_stream(side)
-
-    def __call__(self) -> None:
-        """Run the launches on the current stream."""
-        if self.graph is None:
-            self.launch()
-        else:
-            self.graph.replay()
 
 
 def cannot_be_captured(error: RuntimeError) -> bool:
