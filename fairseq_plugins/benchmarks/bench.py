@@ -1,5 +1,6 @@
 """Load models, data and task of a comparison once, and decode with any contender."""
 
+import gc
 import sys
 import time
 from collections.abc import Sequence
@@ -92,6 +93,9 @@ class Bench:
         """Return a new generator of the task for `contender`; all generation options apply."""
         if contender.decoder == CTRANSLATE2:
             return self._ctranslate2(contender)
+        if self.cuda:
+            # omegaconf keeps the frames that built the one before, and these its gigabytes on the GPU.
+            gc.collect()
         options = {"decoding_method": contender.decoder, **contender.task_options}
         before = set_options(options_of(self.task), **options)
         try:

@@ -1,10 +1,14 @@
 """`make gpu-check` without a GPU: checks on small models in this process, and the page."""
 
+import gc
 import math
 import os
 import shutil
 import time
+import weakref
 from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,8 +20,13 @@ import torch
 from fairseq_plugins.benchmarks import measuring
 from fairseq_plugins.benchmarks.contenders import BEAM_1, CONTENDERS
 from fairseq_plugins.benchmarks.gpu_check import __main__ as command
-from fairseq_plugins.benchmarks.gpu_check import released, report, training
-from fairseq_plugins.benchmarks.gpu_check.environment import Environment, largest_difference, same_ids
+from fairseq_plugins.benchmarks.gpu_check import engine, released, report, training
+from fairseq_plugins.benchmarks.gpu_check.environment import (
+    Environment,
+    first_difference,
+    largest_difference,
+    same_ids,
+)
 from fairseq_plugins.benchmarks.gpu_check.report import FAILED, NOT_RUN, PASSED, Outcome
 from fairseq_plugins.benchmarks.gpu_check.worker import CheckProcess
 from fairseq_plugins.decoding.reference.captured.graph_capture import Graphs
@@ -89,6 +98,7 @@ def test_same_ids_and_largest_difference() -> None:
     ours = [([4, 2], [-1.0, -0.5]), ([5, 2], [-1.0, -0.5])]
     theirs = [([4, 2], [-1.0, -0.25]), ([6, 2], [-9.0, -0.5])]
     assert same_ids(ours, ours) == 2 and same_ids(ours, theirs) == 1
+    assert first_difference(ours, ours) == "" and first_difference(ours, theirs) == "sentence 1, token 0: 5 for 6"
     assert largest_difference(ours, theirs) == 0.25 and largest_difference(ours[1:], theirs[1:]) == 0.0
     assert math.isnan(largest_difference(ours, [([4, 2], [-1.0, math.nan]), theirs[1]]))
 
@@ -134,9 +144,9 @@ def test_one_failing_check_stops_no_other(
     # The last one gets no time.
     run = CheckProcess.run
 
-    def run_shortly(process: CheckProcess, check: command.Check, at: Environment, seconds: float) -> Outcome:
-        assert 180 < seconds <= 195
-        outcome = run(process, check, at, 1.0 if check is hangs else seconds)
+    def run_shortly(process: CheckProcess, check: command.Check, own: Environment, seconds: float) -> Outcome:
+        assert 180 < seconds <= 195 and seconds - 16 < own.left < 180
+        outcome = run(process, check, own, 1.0 if check is hangs else seconds)
         at.ends = 0.0 if check is hangs else at.ends
         return outcome
 
@@ -154,6 +164,53 @@ def test_one_failing_check_stops_no_other(
     printed = capsys.readouterr().out
     assert printed.splitlines()[1].startswith("breaks: failed: RuntimeError") and printed.endswith(page)
     assert os.listdir(at.folder) == ["gpu_check.md"]
+
+
+def test_models_are_made_before_several_processes_need_them(env: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what fails runs again, kernel by kernel."""
+    at = replace(env, folder=env.folder / "fresh")
+    failures = [
+        [Outcome(PASSED, "1 graphs")] * 8 + [Outcome(FAILED, "CUDA error", details="somewhere")],
+        [Outcome(FAILED, "CUDA error", details="in attend")],
+    ]
+    started: list[dict[str, Any]] = []
+
+    def in_processes(given: Environment, checks: list[Any]) -> list[Outcome]:
+        assert (at.folder / "models" / "tiny").is_dir() and (at.folder / "released" / "ua-gec" / "data").is_dir()
+        started.extend(check.keywords for check in checks)
+        return failures.pop(0)
+
+    monkeypatch.setattr(engine, "_in_processes", in_processes)
+    outcome = engine.runs(at)
+    assert outcome.state == FAILED and outcome.details == "somewherein attend"
+    assert outcome.rows[-1][2] == "failed: CUDA error; kernel by kernel: failed: CUDA error"
+    assert started[-1] == {**started[-2], "variant": engine.ONE_BY_ONE} and len(started) == 10
+
+
+def test_an_error_or_the_time_limit_leaves_the_rows_before(env: Environment) -> None:
+    def rows() -> Iterator[list[str]]:
+        yield ["greedy", "3"]
+        raise RuntimeError("CUDA error")
+
+    outcome = engine._tabulated(env, ["decoder", "ms"], rows())
+    assert outcome.state == FAILED and outcome.summary == "RuntimeError: CUDA error" and len(outcome.rows) == 2
+    assert "in rows\n" in outcome.details
+    outcome = engine._tabulated(replace(env, ends=0.0), ["decoder", "ms"], rows())
+    assert outcome.state == FAILED and outcome.summary == "the time was up after 1 rows" and len(outcome.rows) == 2
+
+
+def test_a_new_generator_takes_the_memory_of_the_one_before(env: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """omegaconf keeps the frames that build a generator until garbage is collected."""
+    bench = released.random_bench(env)
+    monkeypatch.setattr(bench, "cuda", True)
+    greedy = next(contender for contender in CONTENDERS if contender.name == "greedy")
+    gc.disable()
+    try:
+        before = weakref.ref(bench.generator(greedy))
+        bench.generator(greedy)
+        assert before() is None
+    finally:
+        gc.enable()
 
 
 def test_captured_loop_may_go_once_the_engine_passes() -> None:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -22,18 +23,18 @@ from fairseq_plugins.benchmarks.gpu_check.environment import (
     Environment,
     Generated,
     decode,
+    first_difference,
     largest_difference,
     same_ids,
 )
 from fairseq_plugins.benchmarks.gpu_check.released import options_of, random_bench, released_benches
-from fairseq_plugins.benchmarks.gpu_check.report import PASSED, Outcome, passed_if
+from fairseq_plugins.benchmarks.gpu_check.report import FAILED, PASSED, Outcome, failed_by, passed_if
 from fairseq_plugins.benchmarks.gpu_check.worker import Check, CheckProcess
 from fairseq_plugins.decoding.gpu.backend import GpuBackend
 
 NAMES = ("greedy", "gad", "fast-beam")
+PRECISIONS = ("fp32", "fp16", "bf16")
 _BY_NAME = {contender.name: contender for contender in CONTENDERS}
-# Most seconds of a process that compiles.
-_LONGEST = 150.0
 
 
 @contextmanager
@@ -49,6 +50,19 @@ def _benches(env: Environment, precision: str, only_largest: bool = False) -> It
     yield f"random {env.shape}", random_bench(env, *options_of(precision))
 
 
+def _tabulated(env: Environment, header: list[str], rows: Iterator[list[str]]) -> Outcome:
+    """Collect the rows of a check; an error or the end of its time leaves those before."""
+    table = [header]
+    try:
+        for row in rows:
+            table.append(row)
+            if env.left == 0:
+                return Outcome(FAILED, f"the time was up after {len(table) - 1} rows", table)
+    except Exception as error:
+        return failed_by(error, rows=table)
+    return Outcome(PASSED, "see the table", table)
+
+
 # -------------------------------------------------------------------------------------------------- does it run
 
 
@@ -59,20 +73,22 @@ class Variant:
     Attributes:
         ahead: iterations in flight; None for the usual.
         depends: whether launches overlap (programmatic dependent launch).
-        replays: whether graphs are replayed; otherwise every kernel is launched.
+        replays: whether graphs are captured and replayed; otherwise every kernel is launched.
+        waits: whether the host waits for every kernel, so that an error of the device names its launch; only in a
+            process that has not used the GPU.
         tiles: fields of `runner.Tiles` that differ.
     """
 
     ahead: int | None = None
     depends: bool = True
     replays: bool = True
+    waits: bool = False
     tiles: tuple[tuple[str, int], ...] = ()
 
     @contextmanager
     def used(self) -> Iterator[None]:
         """Use these settings for the generators that decode first inside."""
         from fairseq_plugins.decoding.gpu import host_loop, runner
-        from fairseq_plugins.decoding.reference.captured.graph_capture import Replayed
 
         usual = runner.Tiles.of
 
@@ -86,7 +102,9 @@ class Variant:
             if not self.depends:
                 changes.enter_context(mock.patch.object(runner, "uses_dependent_launch", lambda device: False))
             if not self.replays:
-                changes.enter_context(mock.patch.object(Replayed, "__call__", lambda graph: graph.launch()))
+                changes.enter_context(mock.patch.object(host_loop, "replayed", lambda launch, device: launch))
+            if self.waits:
+                changes.enter_context(mock.patch.dict(os.environ, CUDA_LAUNCH_BLOCKING="1"))
             yield
 
 
@@ -102,6 +120,8 @@ VARIANTS = {
     "output projection in 1 part": Variant(tiles=(("out_tiles", 1),)),
     "output projection in 8 parts": Variant(tiles=(("out_tiles", 8),)),
 }
+ONE_BY_ONE = Variant(replays=False, waits=True)
+_COMPARED = ["model", "decoder", "batch", "identical", "largest difference"]
 # What may be at fault where ids or bits differ.
 SUSPECTS = {
     "without dependent launch": Variant(depends=False),
@@ -110,15 +130,17 @@ SUSPECTS = {
 }
 
 
-def first_run(env: Environment, precision: str, name: str, variant: Variant = USUAL) -> Outcome:
+def first_run(
+    env: Environment, precision: str, name: str, variant: Variant = USUAL, only_largest: bool = False
+) -> Outcome:
     """Decode for the first time, which compiles the kernels: the compiler keeps them for later processes."""
     captured = 0
-    for _, bench in _benches(env, precision, variant is not USUAL):
-        for size in env.sizes:
-            with triton_engine(), variant.used():
+    with triton_engine(), variant.used():
+        for _, bench in _benches(env, precision, only_largest):
+            for size in env.sizes:
                 generator = bench.generator(_BY_NAME[name])
                 decode(bench, generator, bench.order[:size], size)
-            captured += _captured(generator)
+                captured += _captured(generator)
     return Outcome(PASSED, f"{captured} graphs")
 
 
@@ -128,11 +150,11 @@ def _in_processes(env: Environment, checks: Sequence[Check]) -> list[Outcome]:
     def run(check: Check) -> Outcome:
         process = CheckProcess()
         try:
-            return process.run(check, env, min(_LONGEST, env.left))
+            return process.run(check, env, env.left + 5)
         finally:
             process.stop()
 
-    with ThreadPoolExecutor(min(len(checks), os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(max(1, min(len(checks), os.cpu_count() or 1))) as pool:
         return list(pool.map(run, checks))
 
 
@@ -144,9 +166,20 @@ def _summed(outcomes: Sequence[Outcome], verb: str, rows: list[list[str]]) -> Ou
 
 
 def runs(env: Environment) -> Outcome:
-    """Run each decoder in each precision for the first time, in processes of their own."""
-    jobs = [(precision, name) for precision in ("fp16", "bf16", "fp32") for name in NAMES]
-    outcomes = _in_processes(env, [partial(first_run, precision=precision, name=name) for precision, name in jobs])
+    """Run each decoder in each precision for the first time, in processes of their own.
+
+    One that fails runs once more, kernel by kernel: an error of the device is otherwise raised somewhere later.
+    """
+    for _ in _benches(env, "fp32"):
+        pass  # which makes its models and data: several processes would make them at once
+    jobs = [(precision, name) for precision in PRECISIONS for name in NAMES]
+    checks = [partial(first_run, precision=precision, name=name) for precision, name in jobs]
+    outcomes = _in_processes(env, checks)
+    failed = [number for number, outcome in enumerate(outcomes) if outcome.state == FAILED]
+    again = _in_processes(env, [partial(checks[number], variant=ONE_BY_ONE) for number in failed])
+    for number, outcome in zip(failed, again, strict=True):
+        outcomes[number].summary += f"; kernel by kernel: {outcome.state}: {outcome.summary}"
+        outcomes[number].details += outcome.details
     rows = [["precision", "decoder", "result"]]
     rows += [[*job, f"{outcome.state}: {outcome.summary}"] for job, outcome in zip(jobs, outcomes, strict=True)]
     return _summed(outcomes, "run", rows)
@@ -156,30 +189,41 @@ def runs(env: Environment) -> Outcome:
 
 
 def ids(env: Environment) -> Outcome:
-    """Compare models: fp32 with fairseq's searches, fp16 and bf16 bit by bit with `greedy` at batch 1.
+    """Compare models, each decoder and precision in a process of its own."""
+    jobs = [(precision, name) for precision in PRECISIONS for name in _compared_in(precision)]
+    outcomes = _in_processes(env, [partial(compare, precision=precision, name=name) for precision, name in jobs])
+    rows = [_COMPARED, *(row for outcome in outcomes for row in outcome.rows[1:])]
+    return _summed(outcomes, "identical", rows)
 
-    The first row of a precision that differs also has the result without each suspect.
+
+def _compared_in(precision: str) -> tuple[str, ...]:
+    """Return the decoders whose output is known: that of fairseq in fp32, of `greedy` otherwise."""
+    return NAMES if precision == "fp32" else ("greedy", "gad")
+
+
+def compare(env: Environment, precision: str, name: str) -> Outcome:
+    """Compare a decoder's output: fp32 with fairseq's search, fp16 and bf16 bit by bit with `greedy` at batch 1.
+
+    The first row that differs also has the result without each suspect.
     """
-    rows = [["model", "decoder", "batch", "identical", "largest difference"]]
-    wrong: set[str] = set()  # precisions
-    for folder, bench in _benches(env, "fp32"):
-        for name in NAMES:
-            ours = _BY_NAME[name]
-            expected = decode(bench, bench.generator(_BY_NAME[ours.reference]), bench.order, 32)
-            for size in env.sizes:
-                cells, is_right = _compared(bench, ours, expected, size, None, "fp32" not in wrong)
-                rows.append([folder, f"{name} fp32", str(size), *cells])
-                wrong |= set() if is_right else {"fp32"}
-    for precision in ("fp16", "bf16"):
+    ours, wrong = _BY_NAME[name], 0
+
+    def rows() -> Iterator[list[str]]:
+        nonlocal wrong
         for folder, bench in _benches(env, precision):
-            with triton_engine():
-                expected = decode(bench, bench.generator(_BY_NAME["greedy"]), bench.order, 1)
-            for name in ("greedy", "gad"):
-                for size in env.sizes:
-                    cells, is_right = _compared(bench, _BY_NAME[name], expected, size, 0.0, precision not in wrong)
-                    rows.append([folder, f"{name} {precision}", str(size), *cells])
-                    wrong |= set() if is_right else {precision}
-    return passed_if(not wrong, "ids or bits differ" if wrong else "all identical", rows=rows)
+            if precision == "fp32":
+                expected = decode(bench, bench.generator(_BY_NAME[ours.reference]), bench.order, 32)
+            else:
+                with triton_engine():
+                    expected = decode(bench, bench.generator(_BY_NAME["greedy"]), bench.order, 1)
+            for size in env.sizes:
+                allowed = None if precision == "fp32" else 0.0
+                cells, is_right = _compared(bench, ours, expected, size, allowed, explains=not wrong)
+                wrong += not is_right
+                yield [folder, f"{name} {precision}", str(size), *cells]
+
+    outcome = _tabulated(env, _COMPARED, rows())
+    return replace(outcome, state=FAILED, summary=f"{wrong} rows differ; {outcome.summary}") if wrong else outcome
 
 
 def _compared(
@@ -197,6 +241,9 @@ def _compared(
     same, difference = same_ids(output, expected), largest_difference(output, expected)
     is_right = same == len(expected) and captured == before and (allowed is None or difference <= allowed)
     notes = [f"{same} of {len(expected)}"]
+    first = first_difference(output, expected)
+    if first:
+        notes.append(first)
     if captured != before:
         notes.append(f"{captured - before} graphs captured late")
     for title, suspect in SUSPECTS.items() if explains and not is_right else ():
@@ -213,24 +260,26 @@ def _captured(generator: Any) -> int:
 
 
 def all_decoders(env: Environment) -> Outcome:
-    """Compare all lossless decoders of random models with fairseq's search in fp32."""
-    rows, good = [["decoder", "engine", "identical"]], True
-    bench, size = random_bench(env), env.batch_size
+    """Compare all lossless decoders of random models with fairseq's search in fp32, each in a process of its own."""
     lossless = [contender for contender in CONTENDERS if contender.lossless and contender.needs != BLOCKWISE]
-    expected: dict[str, Generated] = {}
-    for contender in bench.runnable(lossless):
-        reference = contender.reference
-        if reference not in expected:
-            expected[reference] = decode(bench, bench.generator(_BY_NAME[reference]), bench.order, size)
-        with triton_engine():
-            generator = bench.generator(contender)
-            output = decode(bench, generator, bench.order, size)
-        same = same_ids(output, expected[reference])
-        good &= same == len(output)
-        backend = generator.backend
-        engine = backend.name if isinstance(backend, GpuBackend) else f"{backend.name}: {backend.reason}"
-        rows.append([contender.name, engine, f"{same} of {len(output)}"])
-    return passed_if(good, "all identical" if good else "ids differ", rows=rows)
+    names = [contender.name for contender in random_bench(env).runnable(lossless)]
+    outcomes = _in_processes(env, [partial(one_decoder, name=name) for name in names])
+    rows = [["decoder", "engine and identical sentences"]]
+    rows += [[name, outcome.summary] for name, outcome in zip(names, outcomes, strict=True)]
+    return _summed(outcomes, "identical", rows)
+
+
+def one_decoder(env: Environment, name: str) -> Outcome:
+    """Compare a decoder of random models with fairseq's search in fp32."""
+    bench, size, contender = random_bench(env), env.batch_size, _BY_NAME[name]
+    expected = decode(bench, bench.generator(_BY_NAME[contender.reference]), bench.order, size)
+    with triton_engine():
+        generator = bench.generator(contender)
+        output = decode(bench, generator, bench.order, size)
+    same, backend = same_ids(output, expected), generator.backend
+    engine = backend.name if isinstance(backend, GpuBackend) else f"{backend.name} ({backend.reason})"
+    where = first_difference(output, expected)
+    return passed_if(same == len(output), f"{engine}: {same} of {len(output)}{where and f', {where}'}")
 
 
 # --------------------------------------------------------------------------------------------------------- speed
@@ -238,27 +287,33 @@ def all_decoders(env: Environment) -> Outcome:
 
 def speed(env: Environment) -> Outcome:
     """Time sentences in fp16, beside the captured loop in PyTorch, which must be slower, CTranslate2 and fairseq."""
-    rows = [["model", "decoder", "engine", "batch", "ms a sentence", "over fairseq beam 5"]]
-    slower = []
-    for folder, bench in _benches(env, "fp16", only_largest=True):
-        for size in env.timed_sizes:
-            base = _milliseconds(env, bench, bench.generator(_BY_NAME[BEAM_5]), size, passes=1)
-            rows.append([folder, BEAM_5, "fairseq", str(size), f"{base:.2f}", "1.0"])
-            for other in bench.runnable(CTRANSLATE2_ON_GPU) if env.is_gpu else ():
-                taken = _milliseconds(env, bench, bench.generator(other), size)
-                rows.append([folder, other.name, "CTranslate2", str(size), f"{taken:.3f}", f"{base / taken:.1f}"])
-            for name in NAMES:
-                generator = bench.generator(_BY_NAME[name])
-                captured = _milliseconds(env, bench, generator, size)
-                with triton_engine():
-                    taken = _milliseconds(env, bench, bench.generator(_BY_NAME[name]), size)
-                for engine, time in ((generator.backend.name, captured), ("triton", taken)):
-                    rows.append([folder, name, engine, str(size), f"{time:.3f}", f"{base / time:.1f}"])
-                if taken > captured:
-                    slower.append(f"{name} at batch {size} ({folder})")
+    slower: list[str] = []
+
+    def rows() -> Iterator[list[str]]:
+        for folder, bench in _benches(env, "fp16", only_largest=True):
+            for size in env.timed_sizes:
+                base = _milliseconds(env, bench, bench.generator(_BY_NAME[BEAM_5]), size, passes=1)
+                yield [folder, BEAM_5, "fairseq", str(size), f"{base:.2f}", "1.0"]
+                for other in bench.runnable(CTRANSLATE2_ON_GPU) if env.is_gpu else ():
+                    taken = _milliseconds(env, bench, bench.generator(other), size)
+                    yield [folder, other.name, "CTranslate2", str(size), f"{taken:.3f}", f"{base / taken:.1f}"]
+                for name in NAMES:
+                    generator = bench.generator(_BY_NAME[name])
+                    captured = _milliseconds(env, bench, generator, size)
+                    with triton_engine():
+                        taken = _milliseconds(env, bench, bench.generator(_BY_NAME[name]), size)
+                    if taken > captured:
+                        slower.append(f"{name} at batch {size} ({folder})")
+                    for engine, time in ((generator.backend.name, captured), ("triton", taken)):
+                        yield [folder, name, engine, str(size), f"{time:.3f}", f"{base / time:.1f}"]
+
+    header = ["model", "decoder", "engine", "batch", "ms a sentence", "over fairseq beam 5"]
+    outcome = _tabulated(env, header, rows())
+    if outcome.state != PASSED:
+        return outcome
     summary = f"slower than the captured loop: {', '.join(slower)}" if slower else "faster than the captured loop"
     # An interpreter is slow.
-    return passed_if(not slower or not env.is_gpu, summary, rows=rows)
+    return passed_if(not slower or not env.is_gpu, summary, rows=outcome.rows)
 
 
 def _milliseconds(env: Environment, bench: Bench, generator: Any, size: int, passes: int = 5) -> float:
@@ -273,29 +328,31 @@ def variants(env: Environment) -> Outcome:
     """Time `greedy` and `gad` in fp16 with other settings: a row for each, to choose the best."""
     chosen = VARIANTS if env.is_gpu else {name: VARIANTS[name] for name in list(VARIANTS)[-2:]}
     jobs = [(title, name) for title in chosen for name in NAMES[:2]]
-    outcomes = _in_processes(
-        env, [partial(first_run, precision="fp16", name=name, variant=chosen[title]) for title, name in jobs]
-    )
+    first_in_fp16 = partial(first_run, precision="fp16", only_largest=True)
+    outcomes = _in_processes(env, [partial(first_in_fp16, name=name, variant=chosen[title]) for title, name in jobs])
     can_run = dict(zip(jobs, outcomes, strict=True))
-    rows = [["model", "settings", "decoder", "batch", "ms a sentence"]]
-    for folder, bench in _benches(env, "fp16", only_largest=True):
-        for title, name in jobs:
-            for size in env.timed_sizes:
-                cell = can_run[title, name].summary
-                if can_run[title, name].state == PASSED:
-                    with triton_engine(), chosen[title].used():
-                        cell = f"{_milliseconds(env, bench, bench.generator(_BY_NAME[name]), size):.3f}"
-                rows.append([folder, title, name, str(size), cell])
-    return _summed(outcomes, "ran, see the table", rows)
+
+    def rows() -> Iterator[list[str]]:
+        for folder, bench in _benches(env, "fp16", only_largest=True):
+            for title, name in jobs:
+                for size in env.timed_sizes:
+                    cell = can_run[title, name].summary
+                    if can_run[title, name].state == PASSED:
+                        with triton_engine(), chosen[title].used():
+                            cell = f"{_milliseconds(env, bench, bench.generator(_BY_NAME[name]), size):.3f}"
+                    yield [folder, title, name, str(size), cell]
+
+    timed = _tabulated(env, ["model", "settings", "decoder", "batch", "ms a sentence"], rows())
+    return _summed([*outcomes, timed], "ran, see the table", timed.rows)
 
 
 def profile(env: Environment) -> Outcome:
     """Add up the time of each kernel in fp16; the rest of a sentence's time the device waits for the host."""
-    rows = [["model", "decoder", "batch", "kernel", "launches an iteration", "us an iteration"]]
     activity = ProfilerActivity.CUDA if env.is_gpu else ProfilerActivity.CPU
-    for folder, bench in _benches(env, "fp16", only_largest=True):
-        for name in NAMES:
-            for size in env.timed_sizes:
+
+    def rows() -> Iterator[list[str]]:
+        for folder, bench in _benches(env, "fp16", only_largest=True):
+            for name, size in product(NAMES, env.timed_sizes):
                 with triton_engine():
                     generator = bench.generator(_BY_NAME[name])
                     run = partial(bench.decode, generator, bench.order[: 3 * size], size)
@@ -308,8 +365,10 @@ def profile(env: Environment) -> Outcome:
                 steps = sum(event.count for event in found if event.key.startswith(("accept", "advance_beams")))
                 busy = sum(event.self_device_time_total for event in found)
                 of_all = f"{busy / 1000:.2f} of {milliseconds:.2f} ms are kernels", "", f"{busy / max(steps, 1):.0f}"
-                rows.append([folder, name, str(size), *of_all])
+                yield [folder, name, str(size), *of_all]
                 for event in found[:8]:
                     cells = f"{event.count / max(steps, 1):.1f}", f"{event.self_device_time_total / max(steps, 1):.1f}"
-                    rows.append([folder, name, str(size), event.key[:40], *cells])
-    return passed_if(True, "see the table", rows=rows)
+                    yield [folder, name, str(size), event.key[:40], *cells]
+
+    header = ["model", "decoder", "batch", "kernel", "launches an iteration", "us an iteration"]
+    return _tabulated(env, header, rows())

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,15 @@ def decode(bench: Bench, generator: Any, numbers: Sequence[int], batch_size: int
 def same_ids(ours: Generated, theirs: Generated) -> int:
     """Return the number of sentences with the same token ids."""
     return sum(one[0] == other[0] for one, other in zip(ours, theirs, strict=True))
+
+
+def first_difference(ours: Generated, theirs: Generated) -> str:
+    """Return where the first ids differ, in words; nothing where none do."""
+    for number, ((mine, _), (its, _)) in enumerate(zip(ours, theirs, strict=True)):
+        for position, (a, b) in enumerate(zip_longest(mine, its)):
+            if a != b:
+                return f"sentence {number}, token {position}: {a} for {b}"
+    return ""
 
 
 def largest_difference(ours: Generated, theirs: Generated) -> float:

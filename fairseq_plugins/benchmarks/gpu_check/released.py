@@ -1,8 +1,6 @@
 """Check of the released models: fairseq's ids in fp32, greedy's in half precision."""
 
 import lzma
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from fairseq_plugins.benchmarks.gpu_check.environment import ROOT, Environment, 
 from fairseq_plugins.benchmarks.gpu_check.random_models import LIMITS, binarise, prepare
 from fairseq_plugins.benchmarks.gpu_check.report import NOT_RUN, Outcome, passed_if
 from fairseq_plugins.benchmarks.setting import configure
+from fairseq_plugins.shared.files import new_folder
 
 _EXAMPLES = ROOT / "examples"
 NO_MODELS = "there are no models and texts here: run it in a checkout of the project"
@@ -68,18 +67,14 @@ def _binarised(env: Environment, folder: Path) -> Path:
     target = env.folder / "released" / folder.name
     has_own_text = (_EXAMPLES / folder.name / "test.src").exists()
     languages = ("src", "tgt") if has_own_text else folder.name.rpartition(".")[2].split("-")
-    if not (target / "data").exists():
+    if not target.exists():
         text = (_EXAMPLES / folder.name / "test.src").read_text(encoding="utf-8") if has_own_text else _english()
         pieces = SentencePieceProcessor(model_file=str(folder / "subwords.model"))
         lines = [
             " ".join(pieces.encode(line, out_type=str)) for line in text.removesuffix("\n").split("\n")[: env.sentences]
         ]
-        # Several processes may make it at once.
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
-            binarise(Path(temporary), lines, *(folder / f"dict.{language}.txt" for language in languages))
-            if not target.exists():
-                shutil.copytree(temporary, target)
+        with new_folder(target) as partial:
+            binarise(partial, lines, *(folder / f"dict.{language}.txt" for language in languages))
     return target / "data"
 
 

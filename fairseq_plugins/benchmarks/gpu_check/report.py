@@ -1,5 +1,6 @@
 """Results of the checks as Markdown."""
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,13 @@ class Outcome:
 def passed_if(good: bool, summary: str, **more: Any) -> Outcome:
     """Return a passed or failed outcome."""
     return Outcome(PASSED if good else FAILED, summary, **more)
+
+
+def failed_by(error: Exception, **more: Any) -> Outcome:
+    """Return the outcome of a check that has raised an error."""
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    details = "".join(traceback.format_exception(error.__cause__ or error))
+    return Outcome(FAILED, reason, details=details, **more)
 
 
 def what_may_go(outcomes: Sequence[Outcome]) -> str:

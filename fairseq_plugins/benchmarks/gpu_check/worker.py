@@ -1,18 +1,17 @@
 """Run checks in a process of their own."""
 
 import multiprocessing
-import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 
 from fairseq_plugins.benchmarks.gpu_check.environment import Environment
-from fairseq_plugins.benchmarks.gpu_check.report import FAILED, Outcome
+from fairseq_plugins.benchmarks.gpu_check.report import FAILED, PASSED, Outcome, failed_by
 
 Check = Callable[[Environment], Outcome]
 
 
 class CheckProcess:
-    """A process that runs checks one after the other; another one follows after an error.
+    """A process that runs checks one after the other; another one follows after a check that fails.
 
     An error of CUDA makes all later calls in its process fail, and a crash or endless loop would end all checks.
     """
@@ -26,14 +25,14 @@ class CheckProcess:
             # A process that uses a GPU cannot fork.
             self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn" if env.is_gpu else "fork"))
         try:
-            return self.pool.submit(check, env).result(seconds)
+            outcome = self.pool.submit(check, env).result(seconds)
         except TimeoutError:
-            reason, details = f"not finished in {seconds:.0f} s", ""
+            outcome = Outcome(FAILED, f"not finished in {seconds:.0f} s")
         except Exception as error:
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            details = "".join(traceback.format_exception(error.__cause__ or error))
-        self.stop()
-        return Outcome(FAILED, reason, details=details)
+            outcome = failed_by(error)
+        if outcome.state != PASSED:
+            self.stop()
+        return outcome
 
     def stop(self) -> None:
         """End the process."""
