@@ -77,7 +77,8 @@ def split_verifier(tuned: Path, before: Path, verifier: Path, drafter: Path) -> 
 def count_updates(data: Path, *, languages: tuple[str, str], epochs: float, tokens: int) -> int:
     """Estimate the number of updates of a training.
 
-    fairseq's batches have sentences of similar length, so padding is neglected.
+    Padding is neglected: with that of fairseq's batches, sorted by length, a training has about a tenth more updates
+    (341 instead of 316 for an epoch of examples/cldr.en-de with 4,096 tokens), so these are fewer epochs than asked.
 
     Args:
         data: binarised data.
