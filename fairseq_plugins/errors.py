@@ -5,6 +5,7 @@ import re
 import traceback
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from types import CodeType
 from typing import Any
 
 Spelling = Callable[[str, Any], str]
@@ -162,9 +163,14 @@ def out_of_gpu_memory(error: BaseException, remedy: str) -> OutOfMemory:
     return OutOfMemory(None, None, problem, f"{remedy}, or decode with {{--cpu}}")
 
 
+def _codes(error: BaseException) -> list[CodeType]:
+    """Return the functions that an error passed through."""
+    return [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+
+
 def _less_gpu_memory(error: BaseException) -> str:
     """Return what would take less of a GPU's memory, by where it was refused: not all depends on the batch."""
-    places = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    places = _codes(error)
     if any(place.co_name == "_apply" for place in places):  # by which PyTorch moves a model
         return "the model does not fit: add {--fp16}, end other programs there"
     if any("/decoding/gpu/" in place.co_filename for place in places):
@@ -188,6 +194,11 @@ def explain(error: BaseException) -> ConfigurationError | None:
     if isinstance(error, PermissionError) and error.filename is not None:
         problem = f"cannot be used ({error.strerror})"
         return ConfigurationError(None, os.fsdecode(error.filename), problem, "change its permissions, or give another")
+    if isinstance(error, OSError) and any(
+        "multiprocessing/synchronize" in place.co_filename for place in _codes(error)
+    ):
+        problem = f"cannot be used ({error.strerror}), and fairseq has locks there"
+        return ConfigurationError(None, "/dev/shm", problem, "let it be writable, in a container a tmpfs")
     if isinstance(error, AssertionError) and reason.startswith("--"):  # of fairseq's commands, about their options
         both = "give both the number of samples, such as {--beam 1} {--nbest 1}"
         return ConfigurationError(None, None, reason, both if "--sampling" in reason else "")

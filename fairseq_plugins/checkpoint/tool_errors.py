@@ -93,12 +93,12 @@ def _tell(explained: ConfigurationError) -> None:
 
 def explain_in_tool(error: BaseException) -> ConfigurationError | None:
     """Return what `explain` does, or what is wrong with a file or an option that this tool of fairseq was given."""
-    from fairseq_plugins.shared.parsing import arguments_of_fairseqs_tool
-
     explained = explain(error)
     if explained is None or isinstance(error, OSError):
         # Whatever fails while an error is looked at, that error is shown.
         with contextlib.suppress(Exception, SystemExit):
+            from fairseq_plugins.shared.parsing import arguments_of_fairseqs_tool
+
             given = arguments_of_fairseqs_tool()
             explained = _wrong_file(error, given) or wrong_option(error, given) or explained
     return explained

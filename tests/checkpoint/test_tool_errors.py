@@ -2,6 +2,7 @@
 
 import ast
 import errno
+import multiprocessing
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -143,6 +144,15 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert explained(read) == line
     assert run_command("spec-dec-x", read, []) == 2
     assert capsys.readouterr().err == f"spec-dec-x: error: {line}\n"
+
+
+def test_no_place_for_locks() -> None:
+    """fairseq makes one when it is imported."""
+    refused = mock.Mock(side_effect=OSError(errno.EROFS, "Read-only file system"))
+    with mock.patch("_multiprocessing.SemLock", refused):
+        message = explained(multiprocessing.Lock)
+    problem = "cannot be used (Read-only file system), and fairseq has locks there"
+    assert message == f"/dev/shm: {problem}; let it be writable, in a container a tmpfs"
 
 
 def test_gpu_out_of_memory() -> None:
