@@ -170,7 +170,7 @@ def test_models_are_made_before_several_processes_need_them(env: Environment, mo
     """And what fails runs again, kernel by kernel."""
     at = replace(env, folder=env.folder / "fresh")
     failures = [
-        [Outcome(PASSED, "1 graphs")] * 8 + [Outcome(FAILED, "CUDA error", details="somewhere")],
+        [Outcome(PASSED, "1 graphs")] * 17 + [Outcome(FAILED, "CUDA error", details="somewhere")],
         [Outcome(FAILED, "CUDA error", details="in attend")],
     ]
     started: list[dict[str, Any]] = []
@@ -183,8 +183,9 @@ def test_models_are_made_before_several_processes_need_them(env: Environment, mo
     monkeypatch.setattr(engine, "_in_processes", in_processes)
     outcome = engine.runs(at)
     assert outcome.state == FAILED and outcome.details == "somewherein attend"
-    assert outcome.rows[-1][2] == "failed: CUDA error; kernel by kernel: failed: CUDA error"
-    assert started[-1] == {**started[-2], "variant": engine.ONE_BY_ONE} and len(started) == 10
+    assert outcome.rows[-1][3] == "failed: CUDA error; kernel by kernel: failed: CUDA error"
+    assert started[-1] == {**started[-2], "variant": engine.ONE_BY_ONE} and len(started) == 19
+    assert {check["only"] for check in started} == {"ua-gec", "random tiny"}
 
 
 def test_an_error_or_the_time_limit_leaves_the_rows_before(env: Environment) -> None:

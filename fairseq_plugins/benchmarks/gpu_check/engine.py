@@ -131,13 +131,18 @@ SUSPECTS = {
 
 
 def first_run(
-    env: Environment, precision: str, name: str, variant: Variant = USUAL, only_largest: bool = False
+    env: Environment,
+    precision: str,
+    name: str,
+    variant: Variant = USUAL,
+    only_largest: bool = False,
+    only: str | None = None,
 ) -> Outcome:
-    """Decode for the first time, which compiles the kernels: the compiler keeps them for later processes."""
+    """Decode with all models, or one, for the first time, which compiles the kernels: later processes find them."""
     captured = 0
     with triton_engine(), variant.used():
-        for _, bench in _benches(env, precision, only_largest):
-            for size in env.sizes:
+        for folder, bench in _benches(env, precision, only_largest):
+            for size in env.sizes if only in (None, folder) else ():
                 generator = bench.generator(_BY_NAME[name])
                 decode(bench, generator, bench.order[:size], size)
                 captured += _captured(generator)
@@ -166,21 +171,21 @@ def _summed(outcomes: Sequence[Outcome], verb: str, rows: list[list[str]]) -> Ou
 
 
 def runs(env: Environment) -> Outcome:
-    """Run each decoder in each precision for the first time, in processes of their own.
+    """Run each decoder of each model in each precision for the first time, in processes of their own.
 
     One that fails runs once more, kernel by kernel: an error of the device is otherwise raised somewhere later.
     """
-    for _ in _benches(env, "fp32"):
-        pass  # which makes its models and data: several processes would make them at once
-    jobs = [(precision, name) for precision in PRECISIONS for name in NAMES]
-    checks = [partial(first_run, precision=precision, name=name) for precision, name in jobs]
+    # This makes models and data, too: several processes would make them at once.
+    models = [folder for folder, _ in _benches(env, "fp32")]
+    jobs = list(product(PRECISIONS, NAMES, models))
+    checks = [partial(first_run, precision=precision, name=name, only=model) for precision, name, model in jobs]
     outcomes = _in_processes(env, checks)
     failed = [number for number, outcome in enumerate(outcomes) if outcome.state == FAILED]
     again = _in_processes(env, [partial(checks[number], variant=ONE_BY_ONE) for number in failed])
     for number, outcome in zip(failed, again, strict=True):
         outcomes[number].summary += f"; kernel by kernel: {outcome.state}: {outcome.summary}"
         outcomes[number].details += outcome.details
-    rows = [["precision", "decoder", "result"]]
+    rows = [["precision", "decoder", "model", "result"]]
     rows += [[*job, f"{outcome.state}: {outcome.summary}"] for job, outcome in zip(jobs, outcomes, strict=True)]
     return _summed(outcomes, "run", rows)
 
