@@ -264,7 +264,7 @@ def load_subset(task: Any, subset: str) -> Any:
 
 @contextmanager
 def subset_errors(subset: str, data: str, option: str = "--gen-subset") -> Iterator[None]:
-    """Raise ConfigurationError for a missing, empty, misaligned or truncated subset of a data folder.
+    """Raise ConfigurationError for a missing, empty, misaligned or truncated subset, or another --dataset-impl.
 
     `option` named the subset.
     """
@@ -277,6 +277,9 @@ def subset_errors(subset: str, data: str, option: str = "--gen-subset") -> Itera
             remedy += ", or train without it: {--disable-validation}"
         raise ConfigurationError(option, subset, f"no such subset in {data}", remedy) from error
     except AssertionError as error:
+        if "--dataset-impl" in str(error):
+            problem = f"{data} was binarised in another format"
+            raise ConfigurationError("--dataset-impl", None, problem, "leave it out") from error
         problem = f"{subset} has different numbers of source and target sentences"
         remedy = "binarise it again from text in which line n of one side belongs to line n of the other"
         raise ConfigurationError(None, data, problem, remedy) from error
