@@ -65,8 +65,8 @@ def align(
     rows = torch.tensor(sentences, device=source.device)
     net_input = {name: value for name, value in sample["net_input"].items() if name != "prev_output_tokens"}
 
-    def previous(first: int) -> Any:
-        return collate_tokens([hypothesis["tokens"] for hypothesis in flat], pad, first, move_eos_to_beginning=True)
+    def previous(first: int, after: int) -> Any:
+        return collate_tokens([hypothesis["tokens"] for hypothesis in flat], after, first, move_eos_to_beginning=True)
 
     def mean(of_models: Iterable[dict[str, Any] | None]) -> Tensor:
         weights = [((extra or {}).get("attn") or [None])[0] for extra in of_models]
@@ -77,13 +77,14 @@ def align(
 
     def shown(model: FairseqEncoderDecoderModel) -> Any:
         encoded = model.encoder.reorder_encoder_out(model.encoder.forward_torchscript(net_input), rows)
-        return model.decoder(previous(first_token), encoder_out=encoded, features_only=True)[1]
+        # Earlier positions see nothing after an output. With padding there, torch warns of a second mask.
+        return model.decoder(previous(first_token, eos), encoder_out=encoded, features_only=True)[1]
 
     set_beam(models, 1)  # BART would take every so many rows for one sentence
     with torch.no_grad():
         attention = aligned = mean(map(shown, models))
         if any(getattr(model, "full_context_alignment", False) for model in models):
-            whole = source[rows], sample["net_input"]["src_lengths"][rows], previous(eos)
+            whole = source[rows], sample["net_input"]["src_lengths"][rows], previous(eos, pad)
             aligned = mean(model(*whole)[1] for model in models)
     for hypothesis, own, of_alignment, sentence in zip(flat, attention, aligned.cpu(), sentences, strict=True):
         tokens = hypothesis["tokens"]

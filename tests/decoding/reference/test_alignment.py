@@ -43,6 +43,15 @@ def test_alignments_are_fairseqs(kind: str, decoder: str, beam: int, reads_all: 
                 torch.testing.assert_close(*rows, rtol=0, atol=2e-6)
 
 
+@pytest.mark.filterwarnings("error:Support for mismatched")
+def test_torch_warns_of_no_second_mask() -> None:
+    """Of outputs with unlike lengths: the log of a server had it."""
+    model = loaded("greedy")
+    sources = [model.tokenize(text) for text in ("Monday", "the day of the week, and of the year 2020")]
+    short, long = model.translate_batch(sources, alignments=True)
+    assert len(short.tokens) < len(long.tokens) and short.alignment and long.alignment
+
+
 def test_fairseqs_tools_align_what_they_print(monkeypatch: pytest.MonkeyPatch) -> None:
     """Aligning is a pass over whole outputs: of all five of a beam it took most of the time."""
     monkeypatch.setattr(sys, "argv", ["fairseq-generate"])
