@@ -166,6 +166,7 @@ class Generator(HostLoop):
         self.is_open = True
         self.symbols = pad, unk, eos, first_token
         self.set_scoring(Scoring())
+        self.wait()  # the thread of the batch has another stream
         self.running = ContinuousBatch(self)
 
     def admit(self, id: int, sentence: Sentence, streams: bool) -> None:
