@@ -161,6 +161,12 @@ def refuse_search_options(args: Any, prefix_allowed_tokens_fn: Any, decoder: str
         raise ConfigurationError("--no-repeat-ngram-size", 1, problem, "give 2 or more")
 
 
+def repeat_ngram_size(generator: Any) -> int:
+    """Return `--no-repeat-ngram-size` of fairseq's generator."""
+    blocker = getattr(generator, "repeat_ngram_blocker", None)
+    return 0 if blocker is None else blocker.no_repeat_ngram_size
+
+
 def constraints_of(generator: Any, net_input: Mapping[str, Any], prefix: Tensor | None) -> Constraints:
     """Return the constraints of a batch, from a generator's settings, sources [B, S] and given prefixes [B, P].
 
@@ -173,7 +179,7 @@ def constraints_of(generator: Any, net_input: Mapping[str, Any], prefix: Tensor 
     if generator.min_len > max_len:
         problem = f"longer than the longest output allowed ({max_len})"
         raise ConfigurationError("--min-len", generator.min_len, problem, "lower it or raise {--max-len-b}")
-    blocker, suppressed = generator.repeat_ngram_blocker, generator.token_indices_to_suppress
+    suppressed = generator.token_indices_to_suppress
     return Constraints(
         pad=generator.pad,
         unk=generator.unk,
@@ -182,7 +188,7 @@ def constraints_of(generator: Any, net_input: Mapping[str, Any], prefix: Tensor 
         min_len=generator.min_len,
         unk_penalty=generator.unk_penalty,
         prefix=prefix,
-        no_repeat_ngram_size=0 if blocker is None else blocker.no_repeat_ngram_size,
+        no_repeat_ngram_size=repeat_ngram_size(generator),
         suppressed=SuppressedTokens(
             () if suppressed is None else tuple(sorted(suppressed.tolist())), generator.begin_suppressed
         ),

@@ -13,7 +13,7 @@ from fairseq_plugins.checkpoint.compact_weights import restore
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import Backend, choose_backend
 from fairseq_plugins.decoding.checks import check_finite, check_fit, check_verifiers
-from fairseq_plugins.decoding.constraints import refuse_search_options
+from fairseq_plugins.decoding.constraints import refuse_search_options, repeat_ngram_size
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
 from fairseq_plugins.decoding.methods.reuse import ReuseOptions
@@ -35,7 +35,6 @@ from fairseq_plugins.tasks.drafts import LineNumbers, TaskDrafts
 from fairseq_plugins.tasks.own_generator import (
     check_own,
     generator_like,
-    repeat_ngram_size,
     samples_of,
     sampling_of,
     strategy_of,

@@ -9,6 +9,7 @@ from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithA
 from fairseq.sequence_scorer import SequenceScorer
 
 from fairseq_plugins.decoding.backends import Backend
+from fairseq_plugins.decoding.constraints import repeat_ngram_size
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import MethodContext, MethodSpec
 from fairseq_plugins.decoding.recording.stats import DecodingStats
@@ -67,12 +68,6 @@ def strategy_of(own: SequenceGenerator) -> SearchStrategy | None:
     """Return fairseq's search and its language model, None for sampling and plain beam search."""
     search = None if type(own.search) in (FairseqSampling, BeamSearch) else own.search
     return None if search is None and own.lm_model is None else SearchStrategy(search, own.lm_model, own.lm_weight)
-
-
-def repeat_ngram_size(own: Any) -> int:
-    """Return `--no-repeat-ngram-size` of fairseq's generator."""
-    blocker = getattr(own, "repeat_ngram_blocker", None)
-    return 0 if blocker is None else blocker.no_repeat_ngram_size
 
 
 def generator_like(

@@ -102,16 +102,15 @@ class Verifier(ModelEnsemble):
         # Only some drafters read states, and only those of the first model.
         states: list[Tensor] | None = [] if self.feature_layers else None
         hidden, logits = self._step(tokens, layout, states)
-        features, noise = self._features(states), None
+        choose = None
         if self.sampling is not None:
             assert state.noise_keys is not None
             positions = state.lengths[:, None] + torch.arange(tokens.size(1), device=tokens.device)
-            noise = self.sampling.noise(state.noise_keys, positions, logits[0].size(2))
+            choose = self.sampling.choose(self.sampling.noise(state.noise_keys, positions, logits[0].size(2)))
         log_probs = self._mean_log_probs(logits)
         if limits.no_repeat_ngram_size:
             forbid_repetition(log_probs, _tokens_with_draft(state, draft), state.lengths, limits.no_repeat_ngram_size)
-        choose = None if noise is None or self.sampling is None else self.sampling.choose(noise)
-        return verification(state, log_probs, hidden, features, choose)
+        return verification(state, log_probs, hidden, self._features(states), choose)
 
     def _features(self, states: list[Tensor] | None) -> Tensor | None:
         """Return what drafters read of the states before and after each layer."""
