@@ -22,7 +22,7 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.metrics.registry import METRICS, choose, compute
 from fairseq_plugins.metrics.sample import Sample, Score, Sentences
 from fairseq_plugins.metrics.texts import Text, aligned, read_text
-from fairseq_plugins.process.output import counted
+from fairseq_plugins.process.output import counted, say
 from fairseq_plugins.shared.cli import CommandParser, run_command
 from fairseq_plugins.shared.files import destination, write_atomically
 
@@ -32,16 +32,14 @@ def load(args: argparse.Namespace) -> Sample:
     hypotheses = read_text(args.hypotheses, "--hypotheses")
     warn_of_subwords(hypotheses)
     warn_of_gaps(hypotheses)
-    references = [_reference(file, hypotheses) for file in args.references or []]
+    references = [_read_side(file, "T", hypotheses, "--references") for file in args.references or []]
     if not references:
         if not hypotheses.references:
             problem = f"missing, and {args.hypotheses} has {hypotheses.lacks('T')}"
             raise ConfigurationError("--references", None, problem, "add {--references FILE}")
         references = [aligned(hypotheses, hypotheses.references, hypotheses, "--hypotheses")]
     if args.source is not None:
-        source = read_text(args.source, "--source")
-        found = _lines_of(source, "S", source.sources, "--source")
-        sources = aligned(source, found, hypotheses, "--source")
+        sources = _read_side(args.source, "S", hypotheses, "--source")
     elif hypotheses.sources:
         sources = aligned(hypotheses, hypotheses.sources, hypotheses, "--hypotheses")
     else:
@@ -60,26 +58,24 @@ def load(args: argparse.Namespace) -> Sample:
     )
 
 
-def _reference(file: str, hypotheses: Text) -> list[str]:
-    text = read_text(file, "--references")
-    return aligned(text, _lines_of(text, "T", text.references, "--references"), hypotheses, "--references")
-
-
-def _lines_of(text: Text, kind: str, sentences: dict[int, str], option: str) -> dict[int, str]:
-    """Return the S- or T- lines of generate output, or all lines of a plain text."""
-    if text.generated and not sentences:
-        raise ConfigurationError(option, text.file, f"generate output with {text.lacks(kind)}", "give plain text")
-    return sentences if text.generated else text.hypotheses
+def _read_side(file: str, kind: str, hypotheses: Text, option: str) -> list[str]:
+    """Read the lines of a plain text, or the S- or T- lines of generate output, one for each hypothesis."""
+    text = read_text(file, option)
+    if not text.generated:
+        return aligned(text, text.hypotheses, hypotheses, option)
+    sentences = text.sources if kind == "S" else text.references
+    if not sentences:
+        raise ConfigurationError(option, file, f"generate output with {text.lacks(kind)}", "give plain text")
+    return aligned(text, sentences, hypotheses, option)
 
 
 def warn_of_subwords(text: Text) -> None:
     """Warn if the hypotheses are subwords: all metrics need words."""
     marked = [number for number, line in text.hypotheses.items() if "@@ " in line or "\u2581" in line]
     if marked:
-        print(
+        say(
             f"warning: {text.file}: sentence {marked[0]} is in subwords; generate with --remove-bpe "
-            "(--remove-bpe sentencepiece) for comparable values",
-            file=sys.stderr,
+            "(--remove-bpe sentencepiece) for comparable values"
         )
 
 
@@ -87,11 +83,10 @@ def warn_of_gaps(text: Text) -> None:
     """Warn if generate output lacks sentences: by default fairseq drops a last batch that is not full."""
     missing = sorted(set(range(max(text.hypotheses) + 1)) - text.hypotheses.keys())
     if missing:
-        print(
+        say(
             f"warning: {text.file}: {len(missing)} sentence(s) are missing, the first is {missing[0]}; fairseq leaves "
             "out a last batch that is not full, and what --skip-invalid-size-inputs-valid-test skips: generate with "
-            "--required-batch-size-multiple 1",
-            file=sys.stderr,
+            "--required-batch-size-multiple 1"
         )
 
 
