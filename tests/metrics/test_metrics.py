@@ -18,6 +18,7 @@ from fairseq_plugins.metrics import cli
 from fairseq_plugins.metrics.bleu import metric_of
 from fairseq_plugins.metrics.registry import repetition_ratio
 from fairseq_plugins.metrics.sari import corpus_sari, sari_tokens
+from fairseq_plugins.metrics.texts import Text
 from tests.support import run_in_process
 
 REFERENCE = [
@@ -291,6 +292,14 @@ def test_incomplete_generate_output(files: SimpleNamespace, capsys: pytest.Captu
     subwords = write(files.folder / "bpe.txt", ["▁Die ▁Kat ze", *HYPOTHESIS[1:]])
     _run("--hypotheses", subwords, "--references", files.reference, "--metrics", "sacrebleu")
     assert "sentence 0 is in subwords; generate with --remove-bpe" in capsys.readouterr().err
+
+
+def test_warnings_do_not_join_the_results(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where standard error is closed (`2>&-`), print would write them on standard output."""
+    monkeypatch.setattr(sys, "stderr", None)
+    cli.warn_of_gaps(Text("generate.out", {0: "a", 2: "b"}))
+    cli.warn_of_subwords(Text("generate.out", {0: "a", 2: "b@@ c"}))
+    assert capsys.readouterr().out == ""
 
 
 def test_errors(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
