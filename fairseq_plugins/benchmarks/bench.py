@@ -1,7 +1,6 @@
 """Load models, data and task of a comparison once, and decode with any contender."""
 
 import gc
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +23,7 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.metrics.bleu import sacre_bleu
 from fairseq_plugins.metrics.texts import read_lines
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
+from fairseq_plugins.process.output import say
 
 Tokens = tuple[int, ...]  # ids of one output sentence
 References = dict[int, tuple[str, ...]]  # of each sentence
@@ -160,7 +160,7 @@ class Bench:
             else:
                 chosen.append(contender)
         for reason, names in reasons.items():
-            print(f"{reason}: left out {', '.join(names)}", file=sys.stderr)
+            say(f"{reason}: left out {', '.join(names)}")
         return chosen
 
     def decode(

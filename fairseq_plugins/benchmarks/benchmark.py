@@ -128,8 +128,9 @@ def run(argv: Sequence[str]) -> None:
     """Parse, measure, print, write."""
     load = os.getloadavg()[0]
     args, bench, chosen = configure(argv)
+    references = bench.references(args.reference)  # files first, before the models are loaded
     contenders = bench.runnable(chosen)
-    rows = measure(bench, contenders, args, bench.references(args.reference))
+    rows = measure(bench, contenders, args, references)
     lines = [
         *notes(bench, contenders, rows, args),
         f"Machine: {machine()}{ctranslate.version()}; load average before the run {load:.2f}",
