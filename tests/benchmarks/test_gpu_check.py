@@ -188,6 +188,14 @@ def test_models_are_made_before_several_processes_need_them(env: Environment, mo
     assert {check["only"] for check in started} == {"ua-gec", "random tiny"}
 
 
+def test_processes_that_wait_for_others_do_not_begin_after_the_time_limit(env: Environment) -> None:
+    def late(at: Environment) -> Outcome:
+        raise AssertionError
+
+    outcomes = engine._in_processes(replace(env, ends=0.0), [late, late])
+    assert [outcome.state for outcome in outcomes] == [NOT_RUN, NOT_RUN] and not engine._in_processes(env, [])
+
+
 def test_an_error_or_the_time_limit_leaves_the_rows_before(env: Environment) -> None:
     def rows() -> Iterator[list[str]]:
         yield ["greedy", "3"]

@@ -28,7 +28,7 @@ from fairseq_plugins.benchmarks.gpu_check.environment import (
     same_ids,
 )
 from fairseq_plugins.benchmarks.gpu_check.released import options_of, random_bench, released_benches
-from fairseq_plugins.benchmarks.gpu_check.report import FAILED, PASSED, Outcome, failed_by, passed_if
+from fairseq_plugins.benchmarks.gpu_check.report import FAILED, NOT_RUN, PASSED, Outcome, failed_by, passed_if
 from fairseq_plugins.benchmarks.gpu_check.worker import Check, CheckProcess
 from fairseq_plugins.decoding.gpu.backend import GpuBackend
 
@@ -153,6 +153,8 @@ def _in_processes(env: Environment, checks: Sequence[Check]) -> list[Outcome]:
     """Run checks at the same time, each in a process of its own: one that crashes harms no other."""
 
     def run(check: Check) -> Outcome:
+        if env.left == 0:
+            return Outcome(NOT_RUN, "the time was up")
         process = CheckProcess()
         try:
             return process.run(check, env, env.left + 5)
