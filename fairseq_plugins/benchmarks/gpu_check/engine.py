@@ -34,6 +34,8 @@ from fairseq_plugins.decoding.gpu.backend import GpuBackend
 
 NAMES = ("greedy", "gad", "fast-beam")
 PRECISIONS = ("fp32", "fp16", "bf16")
+# Each takes some gigabytes of the GPU's memory; a container often shows more cores than it has.
+_MOST_PROCESSES = 16
 _BY_NAME = {contender.name: contender for contender in CONTENDERS}
 
 
@@ -161,7 +163,7 @@ def _in_processes(env: Environment, checks: Sequence[Check]) -> list[Outcome]:
         finally:
             process.stop()
 
-    with ThreadPoolExecutor(max(1, min(len(checks), os.cpu_count() or 1))) as pool:
+    with ThreadPoolExecutor(min(_MOST_PROCESSES, len(os.sched_getaffinity(0)))) as pool:
         return list(pool.map(run, checks))
 
 
