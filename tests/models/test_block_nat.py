@@ -1,6 +1,7 @@
 """The drafter: training equals decoding, blocks are independent, unsuitable checkpoints are refused."""
 
 from argparse import Namespace
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from fairseq_plugins.decoding.reference.engine import Engine
 from fairseq_plugins.decoding.reference.state import DecodingState
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
+from fairseq_plugins.models.block_nat.architectures import block_nat_tiny
 from fairseq_plugins.models.fairseq_parts import position_table
 from tests.data.test_block_masking import make_batch
 from tests.errors import error_about, refused
@@ -131,6 +133,16 @@ def test_sharing_needs_a_verifier_of_the_same_width() -> None:
         make_drafter(task, 1, share_encoder=True, verifier=make_transformer(task, 0, encoder_embed_dim=24))
     with error_about("--share-encoder", "--verifier-path"):
         make_drafter(task, 1, share_encoder=True)
+
+
+@pytest.mark.parametrize("arch", [block_nat_base, block_nat_tiny])
+def test_a_shared_encoder_sets_the_width_that_the_drafter_reads(arch: Callable[[Namespace], None]) -> None:
+    task = make_task(30)
+    args = make_args(share_encoder=True)
+    del args.encoder_embed_dim
+    arch(args)
+    model = BlockNat.build_model(args, task, verifier=make_transformer(task, 0, encoder_embed_dim=24))
+    assert model.args.encoder_embed_dim == model.decoder.layers[0].encoder_attn.kdim == 24
 
 
 @pytest.mark.parametrize("tuned", [False, True])

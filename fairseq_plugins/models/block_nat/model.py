@@ -73,6 +73,8 @@ class BlockNat(TransformerModel):
         is_new = not getattr(task, "loading_checkpoint", False)
         if is_new:
             take_sizes(args, getattr(verifier, "args", None) if args.drafter_context == "features" else None)
+            if verifier is not None and args.share_encoder and "encoder_embed_dim" not in args.given_options:
+                args.encoder_embed_dim = verifier.encoder.layers[0].embed_dim
         if args.drafter_context == "features":
             fit_to_verifier(args, verifier)
         model = super().build_model(args, task)
