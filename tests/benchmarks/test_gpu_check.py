@@ -177,6 +177,7 @@ def test_models_are_made_before_several_processes_need_them(env: Environment, mo
 
     def in_processes(given: Environment, checks: list[Any]) -> list[Outcome]:
         assert (at.folder / "models" / "tiny").is_dir() and (at.folder / "released" / "ua-gec" / "data").is_dir()
+        assert ("CUDA_LAUNCH_BLOCKING" in os.environ) == bool(started)
         started.extend(check.keywords for check in checks)
         return failures.pop(0)
 
