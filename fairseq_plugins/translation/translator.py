@@ -118,8 +118,10 @@ class Translator:
         counts = [counted(total.sentences, "sentence"), counted(total.tokens, "token")]
         if accepted is not None:
             counts += [counted(total.iterations, "iteration"), f"{accepted:.2f} tokens per iteration"]
-        speed = f"{total.sentences / max(total.seconds, 1e-9):.1f} sentences/s"
-        return f"{self.model.decoder}: {', '.join(counts)}, batch size {self.args.batch_size}, {speed}"
+        parts = [f"batch size {self.args.batch_size}"]
+        if total.seconds:  # else nothing was decoded
+            parts.append(f"{total.sentences / total.seconds:.1f} sentences/s")
+        return f"{self.model.decoder}: {', '.join([*counts, *parts])}"
 
 
 def too_long(number: int, output_format: str) -> str:

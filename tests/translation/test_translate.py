@@ -51,6 +51,12 @@ def test_file_to_file(text: Path, expected: list[str], capsys: pytest.CaptureFix
     assert captured.out == ""
 
 
+def test_blank_lines_have_no_speed(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text.write_text("\n \n", encoding="utf-8")
+    assert translate(text) == 0
+    assert capsys.readouterr().err.endswith("gad: 2 sentences, 0 tokens, batch size 32\n")
+
+
 def test_json_lines(text: Path, expected: list[str]) -> None:
     assert translate(text, "--output-format", "jsonl", "--block-size", "4", "--set", "lenpen=0.5") == 0
     lines = [json.loads(line) for line in (text.parent / "out").read_text(encoding="utf-8").splitlines()]
