@@ -170,13 +170,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported stays: tests that collect garbage need not look at its 300,000 objects.
-
-    They collect it less often than by default, after 10,000 new objects rather than 700.
-    """
+    """What has been imported stays: tests that collect garbage need not look at its 300,000 objects."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000)
 
 
 @pytest.fixture
