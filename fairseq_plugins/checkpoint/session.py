@@ -158,13 +158,13 @@ class TaskSession:
 
         `constraints` of the batch are phrases that outputs contain, as fairseq packs them.
         """
-        set_beam(self.models, getattr(generator, "beam_size", 1))
         size = self._prefix_size
         prefix: Tensor | None = sample["target"][:, :size] if size > 0 else None
         # Through the task, which may add a first token or a prefix.
-        hypotheses: list[list[dict[str, Any]]] = self.task.inference_step(
-            generator, self.models, sample, prefix, constraints=sample.get("constraints")
-        )
+        with using_beam(self.models, getattr(generator, "beam_size", 1)):
+            hypotheses: list[list[dict[str, Any]]] = self.task.inference_step(
+                generator, self.models, sample, prefix, constraints=sample.get("constraints")
+            )
         return hypotheses
 
     def arguments(self, sample: dict[str, Any]) -> dict[str, Any]:
@@ -285,8 +285,16 @@ def subset_errors(subset: str, data: str, option: str = "--gen-subset") -> Itera
         raise ConfigurationError(None, data, problem, remedy) from error
 
 
-def set_beam(models: Sequence[FairseqEncoderDecoderModel], beam: int) -> None:
-    """Set the beam in the layers of fairseq's BART, which keep that of the last search."""
-    for model in models:
-        for layer in model.decoder.layers if hasattr(model, "set_beam_size") else ():
-            layer.encoder_attn.set_beam_size(beam)
+@contextmanager
+def using_beam(models: Sequence[FairseqEncoderDecoderModel], beam: int) -> Iterator[None]:
+    """Set how many rows fairseq's BART takes for one sentence; its layers keep the beam of the generator built last."""
+    decoders = [model.decoder for model in models if hasattr(model, "set_beam_size")]
+    attentions = [layer.encoder_attn for decoder in decoders for layer in decoder.layers]
+    before = [attention.beam_size for attention in attentions]
+    try:
+        for attention in attentions:
+            attention.set_beam_size(beam)
+        yield
+    finally:
+        for attention, last in zip(attentions, before, strict=True):
+            attention.set_beam_size(last)

@@ -9,7 +9,7 @@ from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.utils import extract_hard_alignment
 from torch import Tensor
 
-from fairseq_plugins.checkpoint.session import set_beam
+from fairseq_plugins.checkpoint.session import using_beam
 from fairseq_plugins.errors import ConfigurationError
 
 # fairseq's `utils.extract_hard_alignment` or `extract_soft_alignment`:
@@ -80,8 +80,8 @@ def align(
         # Earlier positions see nothing after an output. With padding there, torch warns of a second mask.
         return model.decoder(previous(first_token, eos), encoder_out=encoded, features_only=True)[1]
 
-    set_beam(models, 1)  # BART would take every so many rows for one sentence
-    with torch.no_grad():
+    # BART would take every so many rows for one sentence.
+    with torch.no_grad(), using_beam(models, 1):
         attention = aligned = mean(map(shown, models))
         if any(getattr(model, "full_context_alignment", False) for model in models):
             whole = source[rows], sample["net_input"]["src_lengths"][rows], previous(eos, pad)

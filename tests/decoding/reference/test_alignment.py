@@ -68,14 +68,17 @@ def test_bart_aligns_each_sentence_to_its_own_source(tmp_path: Path) -> None:
     family = FAMILIES["bart"]
     task = family.set_up(tmp_path)
     model, _ = family.model(task)
-    sample, found = next(family.batches(task, 4)), {}
+    sample, found, generators = next(family.batches(task, 4)), {}, []
     for decoder in ("beam", "fast-beam"):
         wrap(task, decoder=decoder)
         own = task.build_generator([model], Namespace(beam=2, print_alignment="hard", max_len_b=12))
         own.most_aligned = 1  # as fairseq's tools print
+        generators.append(own)
         found[decoder] = [best["attention"] for best, *_ in own.generate([model], sample)]
     for ours, theirs in zip(found["fast-beam"], found["beam"], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    again = [best["attention"] for best, *_ in generators[0].generate([model], sample)]
+    torch.testing.assert_close(again, found["beam"], rtol=0, atol=0)  # its beam is that of before
 
 
 def test_api_gives_the_source_subword_of_each_target_subword() -> None:
