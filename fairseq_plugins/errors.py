@@ -205,7 +205,8 @@ def explain(error: BaseException) -> ConfigurationError | None:
     if is_out_of_memory(error):
         if type(error).__name__ == "OutOfMemoryError":
             return out_of_gpu_memory(error, _less_gpu_memory(error))
-        return OutOfMemory(None, None, f"out of memory ({reason})", "free some, or raise the limit of this process")
+        problem = f"out of memory ({reason})" if reason else "out of memory"  # Python gives no reason
+        return OutOfMemory(None, None, problem, "free some, or raise the limit of this process")
     sentence = re.match(r"Size of sample #(\d+) is invalid \(=(.*)\) since max_positions=(.*), skip", reason)
     if sentence is not None:
         number, size, limit = (re.sub(r"np\.int\d+\((\d+)\)", r"\1", part) for part in sentence.groups())

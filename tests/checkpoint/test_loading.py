@@ -10,7 +10,7 @@ import torch
 import fairseq_plugins
 from fairseq_plugins.checkpoint.averaging import new_checkpoint
 from fairseq_plugins.checkpoint.loading import building, check_task, read_state
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, explain
 from fairseq_plugins.shared.cli import run_command
 from tests.errors import error_about
 from tests.support import make_args, make_task, make_transformer
@@ -78,6 +78,7 @@ def test_a_file_for_which_memory_is_refused_is_not_damaged(tmp_path: Path, capsy
         assert run_command("spec-dec-x", lambda _: print(read_state(str(tmp_path / "x.pt"), None)), []) == 2
     line = f"spec-dec-x: error: out of memory ({REFUSED}); free some, or raise the limit of this process\n"
     assert capsys.readouterr().err == line
+    assert str(explain(MemoryError())) == "out of memory; free some, or raise the limit of this process"
 
 
 @pytest.mark.parametrize(
