@@ -40,6 +40,7 @@ def _refused(result: subprocess.CompletedProcess[str], message: str) -> None:
         ({"DATA": "text"}, "NAME is missing; "),
         ({"DATA": "text", "NAME": ""}, "NAME is missing; "),
         ({"FROM": "x.en-fr"}, "FROM=x.en-fr: NAME is missing; "),
+        ({"DATA": "text", "FROM": "x.en-fr"}, "/text: NAME is missing; "),
         ({"DATA": "text", "NAME": "multi30k"}, "NAME=multi30k: does not end in two languages; "),
         ({"DATA": "text", "NAME": "../x.en-de"}, "NAME=../x.en-de: "),
         ({"DATA": "text", "NAME": "x.en-en"}, "NAME=x.en-en: both languages are en; "),

@@ -14,7 +14,8 @@ script=${BASH_SOURCE[0]}
 source "$(dirname "$script")/recipe.sh" || exit
 recipe_stages=text,binarise,mono,reverse,sample,pairs,verifier,decode,merge,drafter,blockwise,table,card
 
-given=${DATA:+DATA=$DATA}${FROM:+FROM=$FROM} text=${DATA:-data-bin/${FROM:-}/raw}
+given=${DATA:+DATA=$DATA} text=${DATA:-data-bin/${FROM:-}/raw}
+: "${given:=${FROM:+FROM=$FROM}}"
 [ -n "${NAME:-}" ] || NAME=${given:+missing}
 : "${NAME:=generated.en-de}"
 [ "$NAME" != missing ] || die "$given: NAME is missing; add a name for the results that ends in the two languages, such as NAME=mytext.en-de"
