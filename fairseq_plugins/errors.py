@@ -152,9 +152,13 @@ class OutOfMemory(ConfigurationError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory was refused: PyTorch has no class of such errors, and that of GPUs is not imported here."""
-    is_gpus = type(error).__name__ == "OutOfMemoryError"
-    return isinstance(error, MemoryError) or is_gpus or "annot allocate memory" in str(error)
+    """Return whether memory was refused, for which PyTorch has no class on a CPU."""
+    return isinstance(error, MemoryError) or _is_of_gpu_memory(error) or "annot allocate memory" in str(error)
+
+
+def _is_of_gpu_memory(error: BaseException) -> bool:
+    # The class by name, to avoid PyTorch's import. The text is that of a GPU too full for the first use by a process.
+    return type(error).__name__ == "OutOfMemoryError" or "CUDA error: out of memory" in str(error)
 
 
 def out_of_gpu_memory(error: BaseException, remedy: str) -> OutOfMemory:
@@ -203,7 +207,7 @@ def explain(error: BaseException) -> ConfigurationError | None:
         both = "give both the number of samples, such as {--beam 1} {--nbest 1}"
         return ConfigurationError(None, None, reason, both if "--sampling" in reason else "")
     if is_out_of_memory(error):
-        if type(error).__name__ == "OutOfMemoryError":
+        if _is_of_gpu_memory(error):
             return out_of_gpu_memory(error, _less_gpu_memory(error))
         problem = f"out of memory ({reason})" if reason else "out of memory"  # Python gives no reason
         return OutOfMemory(None, None, problem, "free some, or raise the limit of this process")

@@ -18,7 +18,7 @@ from fairseq_plugins.checkpoint.compact_weights import compact_weights, restore
 from fairseq_plugins.checkpoint.loading import building, read_language_model, read_state
 from fairseq_plugins.checkpoint.mapped_weights import TakeWeights
 from fairseq_plugins.checkpoint.tool_errors import check_dictionaries, check_sentencepiece
-from fairseq_plugins.errors import ConfigurationError, flag, one_line
+from fairseq_plugins.errors import ConfigurationError, flag, is_out_of_memory, one_line
 from fairseq_plugins.process.output import ignore_hydras_warnings, is_tool, say
 from fairseq_plugins.shared.binarised import check_binarised
 from fairseq_plugins.shared.fingerprints import keep_fingerprint
@@ -52,7 +52,7 @@ class TaskSession:
             raise
         except Exception as error:
             check_dictionaries(cfg.task.data)
-            if isinstance(error, MemoryError):
+            if is_out_of_memory(error):
                 raise
             reason = one_line(error, 300)
             if not reason or not isinstance(error, ValueError):  # with which fairseq's tasks refuse their options

@@ -87,6 +87,7 @@ def test_a_file_for_which_memory_is_refused_is_not_damaged(tmp_path: Path, capsy
         (MemoryError(), None),
         (RuntimeError(REFUSED), None),
         (torch.OutOfMemoryError("CUDA out of memory"), None),
+        (RuntimeError("CUDA error: out of memory"), None),
         (ModuleNotFoundError("No module named 'fairscale'"), None),
         (ConfigurationError("--other", None, "own"), None),
         (AttributeError("no such thing"), r"cannot be built .* \(AttributeError: no such thing\)"),

@@ -162,6 +162,8 @@ def test_gpu_out_of_memory() -> None:
     message = explained(fail)
     assert message.startswith("out of memory on the GPU (CUDA out of memory. Tried to allocate")
     assert "--batch-size" in message and "\n" not in message
+    full = explained(mock.Mock(side_effect=RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be ...")))
+    assert full.startswith("out of memory on the GPU (CUDA error: out of memory CUDA kernel")
     moved = torch.nn.Linear(2, 3)
     with mock.patch.object(torch.nn.Parameter, "cuda", fail, create=True):
         message = explained(moved.cuda)
