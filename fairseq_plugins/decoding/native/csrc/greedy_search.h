@@ -20,11 +20,12 @@ namespace spec_dec {
 // Stages of decoding, and the seconds of each, summed over threads.
 enum Stage { ENCODE, PREPARE, DRAFT, VERIFY, ACCEPT, OBSERVE, STAGES };
 using StageSeconds = std::array<double, STAGES>;
+using Clock = double (*)();  // seconds
 double seconds_now();
 
 // Adds the time of a call to `seconds`.
 template <typename Call>
-void timed(double& seconds, const Call& call, double (*clock)() = seconds_now) {
+void timed(double& seconds, const Call& call, Clock clock = seconds_now) {
     const double began = clock();
     call();
     seconds += clock() - began;

@@ -11,8 +11,8 @@ namespace spec_dec {
 
 class Worker final : public SearchWorker {
 public:
-    // clock: returns the time in seconds, for `seconds`.
-    Worker(GreedySearch& search, Batch& batch, double (*clock)() = seconds_now)
+    // clock: of `seconds`.
+    Worker(GreedySearch& search, Batch& batch, Clock clock = seconds_now)
         : search(search),
           clock(clock),
           work(batch),
@@ -46,7 +46,7 @@ private:
     void learn();
 
     GreedySearch& search;
-    double (*const clock)();
+    const Clock clock;
     Work work;
     Batch& batch;
     SurvivalCounts counts;
