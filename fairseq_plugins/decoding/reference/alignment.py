@@ -80,7 +80,7 @@ def align(
         # Earlier positions see nothing after an output. With padding there, torch warns of a second mask.
         return model.decoder(previous(first_token, eos), encoder_out=encoded, features_only=True)[1]
 
-    # BART would take every so many rows for one sentence.
+    # Each row has encoder states of its own. BART's layers would share them among as many rows as the last beam had.
     with torch.no_grad(), using_beam(models, 1):
         attention = aligned = mean(map(shown, models))
         if any(getattr(model, "full_context_alignment", False) for model in models):
