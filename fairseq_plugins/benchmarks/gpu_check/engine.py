@@ -46,10 +46,17 @@ def triton_engine() -> Iterator[None]:
         yield
 
 
-def _benches(env: Environment, precision: str, only_largest: bool = False) -> Iterator[tuple[str, Bench]]:
-    """Yield the released models and random ones, in a precision; of the released ones only the largest."""
-    yield from released_benches(env, precision, only_largest)
-    yield f"random {env.shape}", random_bench(env, *options_of(precision))
+def _benches(
+    env: Environment, precision: str, only_largest: bool = False, only: str | None = None
+) -> Iterator[tuple[str, Bench]]:
+    """Yield the released models and random ones, in a precision; of the released ones only the largest.
+
+    With `only` this name is the only one whose models are loaded.
+    """
+    yield from released_benches(env, precision, only_largest, only)
+    name = f"random {env.shape}"
+    if only in (None, name):
+        yield name, random_bench(env, *options_of(precision))
 
 
 def _tabulated(env: Environment, header: list[str], rows: Iterator[list[str]]) -> Outcome:
@@ -138,8 +145,8 @@ def first_run(
     """Decode with all models, or one, for the first time, which compiles the kernels: later processes find them."""
     captured = 0
     with triton_engine(), variant.used():
-        for folder, bench in _benches(env, precision, only_largest):
-            for size in env.sizes if only in (None, folder) else ():
+        for _, bench in _benches(env, precision, only_largest, only):
+            for size in env.sizes:
                 generator = bench.generator(_BY_NAME[name])
                 decode(bench, generator, bench.order[:size], size)
                 captured += _captured(generator)

@@ -49,12 +49,19 @@ def random_bench(env: Environment, *options: str) -> Bench:
     return bench
 
 
-def released_benches(env: Environment, precision: str, only_largest: bool = False) -> Iterator[tuple[str, Bench]]:
-    """Yield name and bench of released models with a drafter, the largest first; none outside of a checkout."""
+def released_benches(
+    env: Environment, precision: str, only_largest: bool = False, only: str | None = None
+) -> Iterator[tuple[str, Bench]]:
+    """Yield name and bench of released models with a drafter, the largest first; none outside of a checkout.
+
+    With `only` this name is the only one whose models are loaded.
+    """
     drafters = list(env.checkpoints.glob("*/drafter.pt")) if _EXAMPLES.is_dir() else []
     drafters.sort(key=lambda file: -file.with_name("verifier.pt").stat().st_size)
     for drafter in drafters[: 1 if only_largest else None]:
         folder = drafter.parent
+        if only not in (None, folder.name):
+            continue
         models = ["--path", str(folder / "verifier.pt"), "--drafter-path", str(drafter)]
         # The maximum length must not depend on the longest source of a batch.
         options = ["--max-len-a", "0", "--max-len-b", "80", *options_of(precision), *env.device_options]
