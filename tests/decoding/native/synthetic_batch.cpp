@@ -17,11 +17,6 @@ struct NoLinear final : spec_dec::Linear {
 
 }  // namespace
 
-// That of worker.cpp, which needs all kernels.
-double spec_dec::seconds_now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 int main() {
     spec_dec::Transformer model;
     model.projection = std::make_shared<NoLinear>();

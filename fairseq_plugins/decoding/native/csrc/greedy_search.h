@@ -7,6 +7,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <functional>
 #include <memory>
 
@@ -20,8 +21,11 @@ namespace spec_dec {
 // Stages of decoding, and the seconds of each, summed over threads.
 enum Stage { ENCODE, PREPARE, DRAFT, VERIFY, ACCEPT, OBSERVE, STAGES };
 using StageSeconds = std::array<double, STAGES>;
-using Clock = double (*)();  // seconds
-double seconds_now();
+using Clock = double (*)();  // returns seconds
+
+inline double seconds_now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 // Adds the time of a call to `seconds`.
 template <typename Call>

@@ -1,7 +1,6 @@
 #include "worker.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <numeric>
 
@@ -14,10 +13,6 @@ namespace {
 constexpr int64_t LEARN_AFTER = 8;
 
 }  // namespace
-
-double seconds_now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 void Worker::admit(const std::vector<int64_t>& sentences, int64_t batch_size) {
     std::vector<int64_t> drafted;

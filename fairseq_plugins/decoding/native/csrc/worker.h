@@ -11,7 +11,7 @@ namespace spec_dec {
 
 class Worker final : public SearchWorker {
 public:
-    // clock: of `seconds`.
+    // clock: measures `seconds`.
     Worker(GreedySearch& search, Batch& batch, Clock clock = seconds_now)
         : search(search),
           clock(clock),
